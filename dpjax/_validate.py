@@ -1,0 +1,94 @@
+"""Checks of concrete values, with one message form: the argument, the value, what is allowed.
+
+A traced value passes unchecked; the engines answer NaN for it when it is out of range.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def is_traced(x: Any) -> bool:
+    """Whether ``x`` has no concrete value that Python could look at."""
+    return isinstance(x, jax.core.Tracer)
+
+
+def number(name: str, x: Any) -> Any:
+    """Returns ``x`` as a floating-point leaf: a float, a NumPy array or a tracer.
+
+    Integers become floats, since an integer leaf could not be differentiated. A traced integer that float32
+    cannot hold is rounded up.
+
+    Raises:
+      TypeError: ``x`` is a bool, complex, or not a number.
+    """
+    if is_traced(x):
+        return _traced_number(name, x)
+    array = np.asarray(x)
+    if array.dtype == np.bool_ or not (
+        np.issubdtype(array.dtype, np.number) or jnp.issubdtype(array.dtype, np.floating)
+    ):
+        raise TypeError(f"{name} must be a real number or an array of real numbers; got {x!r}.")
+    if np.iscomplexobj(array):
+        raise TypeError(f"{name} must be real; got {x!r}.")
+    array = array.astype(np.float64)
+    return float(array) if array.ndim == 0 else array
+
+
+def _traced_number(name: str, x: Any) -> Any:
+    if x.dtype == np.bool_ or jnp.issubdtype(x.dtype, np.complexfloating):
+        raise TypeError(f"{name} must be a real number or an array of real numbers; got {x!r}.")
+    if jnp.issubdtype(x.dtype, np.floating):
+        return x
+    rounded = x.astype(jnp.result_type(float))
+    return jnp.where(rounded.astype(x.dtype) < x, jnp.nextafter(rounded, jnp.inf), rounded)
+
+
+def in_range(
+    name: str,
+    x: Any,
+    low: float = -np.inf,
+    high: float = np.inf,
+    *,
+    integral: bool = False,
+    low_open: bool = False,
+    high_open: bool = False,
+) -> None:
+    """Raises ValueError unless every element of a concrete ``x`` lies between ``low`` and ``high``."""
+    if is_traced(x):
+        return
+    try:
+        array = np.asarray(x, dtype=np.float64)
+    except (TypeError, ValueError):  # a placeholder put there by a tree transformation
+        return
+    bad = np.isnan(array)
+    bad |= (array <= low) if low_open else (array < low)
+    bad |= (array >= high) if high_open else (array > high)
+    if integral:
+        bad |= np.isfinite(array) & (array != np.floor(array))
+    if not bad.any():
+        return
+    index = np.unravel_index(int(np.argmax(bad)), array.shape) if array.ndim else ()
+    where = f"{name}[{', '.join(map(str, index))}]" if array.ndim else name
+    raise ValueError(f"{where} = {float(array[index])!r}, but it must be {_allowed(low, high, low_open, high_open, integral)}.")
+
+
+def _allowed(low: float, high: float, low_open: bool, high_open: bool, integral: bool) -> str:
+    kind = "a whole number" if integral else "a number"
+    if np.isinf(low) and np.isinf(high):
+        return kind
+    if np.isinf(high):
+        return f"{kind} {'>' if low_open else '>='} {low:g}"
+    if np.isinf(low):
+        return f"{kind} {'<' if high_open else '<='} {high:g}"
+    return f"{kind} in {'(' if low_open else '['}{low:g}, {high:g}{')' if high_open else ']'}"
+
+
+def one_of(name: str, x: Any, allowed: tuple[Any, ...]) -> None:
+    """Raises ValueError unless ``x`` is one of ``allowed``."""
+    if x not in allowed:
+        raise ValueError(f"{name} = {x!r}, but it must be one of {', '.join(repr(a) for a in allowed)}.")
