@@ -8,9 +8,9 @@ def main() -> None:
     try:
         from dpjax import cli
     except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich"):
+        if error.name != "typer":
             raise
-        print(f"dpjax: the command line needs {error.name}: pip install 'dpjax[cli]'", file=sys.stderr)
+        print("dpjax: the command line needs typer and rich: pip install 'dpjax[cli]'", file=sys.stderr)
         sys.exit(1)
     sys.exit(cli.run(sys.argv[1:]))
 

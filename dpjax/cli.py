@@ -48,6 +48,8 @@ app = typer.Typer(
 
 def run(argv: Sequence[str]) -> int:
     """Runs one command and returns its exit status."""
+    if not sys.stdout.isatty() and not os.environ.get("FORCE_COLOR"):
+        os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"  # typer would colour its help under GITHUB_ACTIONS
     command = typer.main.get_command(app)
     try:
         return command.main(list(argv), prog_name="dpjax", standalone_mode=False) or 0
