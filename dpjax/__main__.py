@@ -1,4 +1,4 @@
-"""``python -m dpjax`` and the command ``dpjax``: the entry that says so when the command line's packages are missing."""
+"""``python -m dpjax`` and the command ``dpjax``: says so when the command line's packages are missing."""
 
 import sys
 

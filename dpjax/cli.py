@@ -372,6 +372,8 @@ def _answer(
         "rtol": rtol,
     }
     lower, estimate, upper = (float(x) for x in bounds[:3])
+    if math.isnan(upper):
+        raise typer.Exit(_complain(f"no answer: {name} is NaN, which is a fault of dpjax; please report it.", status=1))
     if as_json:
         _print_json(
             {
