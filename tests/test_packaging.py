@@ -86,14 +86,16 @@ print({"matplotlib", "typer", "rich", "pandas", "dp_accounting", "optax", "chex"
                     assert not imported & OUTSIDE, path
 
 
-class TestWheel:
-    @pytest.fixture(scope="class")
-    def wheel(self, tmp_path_factory):
-        folder = tmp_path_factory.mktemp("dist")
-        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-        return zipfile.ZipFile(next(folder.glob("*.whl")))
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as archive:
+        yield archive
 
+
+class TestWheel:
     def test_holds_every_file_of_the_package_and_no_other(self, wheel):
         inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
         outside = {
