@@ -67,10 +67,10 @@ def docs(python, args, rest):
 
 
 def lint(python, args, rest):
-    """Style and types."""
-    run(python, "-m", "ruff", "check", ".")
-    run(python, "-m", "ruff", "format", "--check", ".")
-    run(python, "-m", "pyright", "--pythonpath", python)
+    """Style and types; all of it, so that one run reports everything."""
+    commands = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["pyright", "--pythonpath", python]]
+    statuses = [subprocess.call([python, "-m", *command]) for command in commands]
+    sys.exit(1 if any(statuses) else 0)
 
 
 def run(*command):

@@ -3,10 +3,12 @@
 Run with: python3 dev.py docs
 """
 
+import os
 import time
 from pathlib import Path
 
 import nbformat
+from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
 
 for path in sorted(Path(__file__).parent.glob("*.ipynb")):
