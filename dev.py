@@ -22,9 +22,11 @@ import re
 import shutil
 import subprocess
 import sys
+from typing import NoReturn
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
 OLDEST = (3, 11)
+NEEDED = "Python {}.{} or newer".format(*OLDEST)
 WINDOWS = os.name == "nt"
 
 EXTRAS = {"quickstart": ["cli", "plot"], "test": ["test"], "docs": ["notebooks"], "lint": ["lint", "test"]}
@@ -83,9 +85,10 @@ def run(*command):
 def environment(extras):
     """Returns the interpreter of a virtual environment in which dpjax is installed with ``extras``."""
     base, version = choose_interpreter()
+    dotted = "{}.{}".format(*version)
     folder = ".venv"
     if os.path.isdir(folder) and venv_version(folder) not in (None, version):
-        folder = f".venv-{version[0]}.{version[1]}"
+        folder = f".venv-{dotted}"
     python = os.path.join(ROOT, venv_python(folder))
     stamp_file = os.path.join(folder, "dpjax-stamp.json")
     with open("pyproject.toml", "rb") as f:
@@ -97,7 +100,7 @@ def environment(extras):
     if usable and stamp == fresh and set(extras) <= set(known):
         return python
     if not usable:
-        say(f"Making {folder} with Python {version[0]}.{version[1]} ({base})")
+        say(f"Making {folder} with Python {dotted} ({base})")
         shutil.rmtree(folder, ignore_errors=True)
         if subprocess.call([base, "-m", "venv", folder]):
             fail(
@@ -122,15 +125,13 @@ def choose_interpreter():
         path = shutil.which(asked) or asked
         version = interpreter_version(path)
         if version is None or version < OLDEST:
-            fail(
-                f"PYTHON={asked} is not a Python {OLDEST[0]}.{OLDEST[1]} or newer that can make a virtual environment."
-            )
+            fail(f"PYTHON={asked} is not {NEEDED} that can make a virtual environment.")
         return path, version
     if sys.version_info[:2] >= OLDEST:
         return sys.executable, sys.version_info[:2]
     found = supported_interpreters()
     if not found:
-        fail(f"needs Python {OLDEST[0]}.{OLDEST[1]} or newer, and found none.")
+        fail(f"needs {NEEDED}, and found none.")
     return found[max(found)], max(found)
 
 
@@ -195,7 +196,7 @@ def say(message):
     print("dev.py: " + message, flush=True)
 
 
-def fail(message):
+def fail(message: str) -> NoReturn:
     """Prints one line and exits."""
     print("dev.py: " + message, file=sys.stderr, flush=True)
     sys.exit(1)

@@ -288,9 +288,10 @@ def epsilon(
 ) -> None:
     """The certified epsilon of a DP-SGD run at a given delta."""
     run = setting(noise_multiplier, sampling_probability, steps, dataset_size, batch_size, epochs)
-    if (delta is None) == (log_delta is None):
+    given = {"delta": delta, "log_delta": log_delta}
+    target = {name: value for name, value in given.items() if value is not None}
+    if len(target) != 1:
         raise ValueError("give either --delta or --log-delta; neither has a default.")
-    target = {"delta": delta} if log_delta is None else {"log_delta": log_delta}
     _answer("epsilon", run, target, adjacency, method, rtol, as_json, no_cache)
 
 
@@ -343,7 +344,7 @@ def doctor(as_json: AsJson = False, no_cache: NoCache = False) -> None:
 def _answer(
     name: str,
     run: Setting,
-    target: dict[str, float | None],
+    target: dict[str, float],
     adjacency: str,
     method: str,
     rtol: float,
