@@ -29,7 +29,7 @@ OLDEST = (3, 11)
 NEEDED = "Python {}.{} or newer".format(*OLDEST)
 WINDOWS = os.name == "nt"
 
-EXTRAS = {"quickstart": ["cli", "plot"], "test": ["test"], "docs": ["notebooks"], "lint": ["lint", "test"]}
+EXTRAS = {"quickstart": ["cli", "plot"], "test": ["test"], "docs": ["plot"], "lint": ["lint", "test"]}
 
 
 def main():
