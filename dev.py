@@ -100,12 +100,18 @@ def environment(extras):
     if usable and stamp == fresh and set(extras) <= set(known):
         return python
     if not usable:
+        if os.path.isdir(folder) and not os.path.exists(stamp_file):
+            fail(
+                f"{folder} was not made by dev.py and is no environment with Python {dotted} and pip; please remove it."
+            )
         say(f"Making {folder} with Python {dotted} ({base})")
         shutil.rmtree(folder, ignore_errors=True)
+        os.mkdir(folder)
+        write_json(stamp_file, {})  # marks the folder as ours, should this be interrupted
         if subprocess.call([base, "-m", "venv", folder]):
             fail(
-                "this Python cannot make a virtual environment (on Debian and Ubuntu: apt install python3-venv), "
-                "or set PYTHON to one that can."
+                "this Python cannot make a virtual environment (on Debian and Ubuntu: apt install python3-venv); "
+                "PYTHON=... names another."
             )
     wanted = sorted({*known, *extras})
     names = ",".join(wanted)
@@ -113,8 +119,7 @@ def environment(extras):
     pip = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--editable"]
     if subprocess.call([*pip, f".[{names}]"]):
         fail("pip could not install dpjax; its message is above.")
-    with open(stamp_file, "w") as f:
-        json.dump({**fresh, "extras": wanted}, f)
+    write_json(stamp_file, {**fresh, "extras": wanted})
     return python
 
 
@@ -189,6 +194,12 @@ def read_json(path):
             return json.load(f)
     except (OSError, ValueError):
         return {}
+
+
+def write_json(path, record):
+    """Writes an object to a JSON file."""
+    with open(path, "w") as f:
+        json.dump(record, f)
 
 
 def say(message):
