@@ -34,7 +34,9 @@ EXTRAS = {"quickstart": ["cli", "plot"], "test": ["test"], "docs": ["plot"], "li
 
 def main():
     """Runs the task named on the command line; exits with its status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("task", choices=[*EXTRAS, "pythons"])
     parser.add_argument("--devices", type=int, help="test: pretend that the CPU is this many devices")
     args, rest = parser.parse_known_args()
