@@ -7,9 +7,11 @@ JAX_PLATFORMS says otherwise, and a per-user compilation cache, without which ev
 """
 
 import decimal
+import hashlib
 import json
 import math
 import os
+import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
@@ -439,6 +441,7 @@ def _jsonable(x: Any) -> Any:
 
 def configure_jax(no_cache: bool, *, choose_platform: bool = True) -> str:
     """Sets JAX up for one answer; returns the compilation cache's folder, or why there is none."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA remarks on every program that it loads from the cache
     import jax
 
     if choose_platform and not os.environ.get("JAX_PLATFORMS"):
@@ -450,12 +453,13 @@ def configure_jax(no_cache: bool, *, choose_platform: bool = True) -> str:
         return os.environ["JAX_COMPILATION_CACHE_DIR"]
     folder = cache_folder()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        trusted = is_private(folder)
+        folder.parent.parent.mkdir(parents=True, exist_ok=True)
+        for path in (folder.parent, folder):
+            path.mkdir(mode=0o700, exist_ok=True)
+            if not is_private(path):
+                return f"none: {path} can be written by others, or is not yours"
     except OSError as error:
         return f"none: {error}"
-    if not trusted:
-        return f"none: {folder} can be written by others, or is not yours"
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -463,9 +467,19 @@ def configure_jax(no_cache: bool, *, choose_platform: bool = True) -> str:
 
 
 def cache_folder() -> Path:
-    """The user's folder for compiled programs."""
+    """The user's folder for programs compiled on this kind of processor.
+
+    Home folders are shared between machines, and a program compiled for one processor may crash on another.
+    """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))  # to be ignored unless absolute, says the XDG specification
-    return (base if base.is_absolute() else Path.home() / ".cache") / "dpjax"
+    base = base if base.is_absolute() else Path.home() / ".cache"
+    try:
+        described = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+        processor = [line for line in described if line.startswith(("model name", "flags", "Features", "CPU part"))]
+    except OSError:  # not Linux
+        processor = [platform.processor()]
+    kind = hashlib.sha256("\n".join([platform.machine(), *processor]).encode()).hexdigest()[:12]
+    return base / "dpjax" / kind
 
 
 def is_private(folder: Path) -> bool:
