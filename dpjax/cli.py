@@ -7,6 +7,7 @@ JAX_PLATFORMS says otherwise, and a per-user compilation cache, without which ev
 """
 
 import decimal
+import enum
 import hashlib
 import json
 import math
@@ -364,7 +365,7 @@ def _answer(
         method=method,
         rtol=rtol,
     )
-    method, status = str(bounds.method), str(bounds.status)
+    method, status = str(bounds.method), _named(dpjax.Status(int(bounds.status)))
     inputs = {
         "noise_multiplier": run.noise_multiplier,
         "sampling_probability": run.sampling_probability,
@@ -374,6 +375,7 @@ def _answer(
         "adjacency": adjacency,
         "rtol": rtol,
     }
+    nodes = int(bounds.nodes)
     lower, estimate, upper = (float(x) for x in bounds[:3])
     if math.isnan(upper):
         raise typer.Exit(_complain(f"no answer: {name} is NaN, which is a fault of dpjax; please report it.", status=1))
@@ -386,7 +388,7 @@ def _answer(
                 "upper": upper,
                 "method": method,
                 "status": status,
-                "nodes": int(bounds.nodes),
+                "nodes": nodes,
                 "inputs": inputs,
                 "dpjax": __version__,
             }
@@ -399,8 +401,12 @@ def _answer(
     for key, value in inputs.items():
         formula = run.derived.get(key)
         rows[key] = f"{value:.10g} = {formula}" if formula else f"{value}"
-    rows |= {"method": f"{method}, {int(bounds.nodes)} nodes", "status": status}
+    rows |= {"method": f"{method}, {nodes} nodes" if nodes else method, "status": status}
     _print_table(rows, bold_first=True)
+
+
+def _named(member: enum.Enum) -> str:
+    return (member.name or str(member.value)).lower().replace("_", " ").replace("|", ", ")
 
 
 # ---- printing
