@@ -84,7 +84,7 @@ class Tilt(NamedTuple):
     log_inner: jax.Array  # log relative error of one step's exp K(s + it), t up to the cutoff
 
 
-def _tilt(problem: Problem, plan: Plan) -> Tilt:
+def fix_tilt(problem: Problem, plan: Plan) -> Tilt:
     pair, count = problem.pair, problem.count
     win = cumulant.window(pair, plan.s)
     step = jnp.maximum(plan.step, (win.high - win.low) / _MAX_X)
@@ -103,7 +103,7 @@ def _tilt(problem: Problem, plan: Plan) -> Tilt:
     )  # fmt: skip
 
 
-def _log_phi(moments: cumulant.Moments) -> tuple[jax.Array, jax.Array]:
+def log_phi(moments: cumulant.Moments) -> tuple[jax.Array, jax.Array]:
     """(log modulus, argument) of phi = (1 - a) + ib."""
     a, b = moments.a, moments.b
     close = a < 0.2
@@ -119,12 +119,23 @@ def _kernel(s: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
     return log_modulus, -jnp.arctan2(t, s) - jnp.arctan2(t, 1 + s)
 
 
-def _block_nodes(plan: Plan, h: jax.Array, start: jax.Array, size: int):
+def block_nodes(plan: Plan, h: jax.Array, start: jax.Array, size: int):
     n = start + jnp.arange(size)
     t = n * h[:, None]
     half = jnp.where(n == 0, jnp.log(0.5), 0.0)
     inside = n[None, :] < plan.nodes[:, None]
     return t, jnp.where(inside, half, -jnp.inf)
+
+
+def integrand(problem: Problem, plan: Plan, tilt: Tilt, t, half, log_modulus, angle, eps) -> tuple[jax.Array, jax.Array]:
+    """log modulus and phase of the terms at t, without exp(K(s) - s eps); (lanes, nodes).
+
+    ``half`` is the log of the term's weight; ``log_modulus`` and ``angle`` are those of the components' phi.
+    """
+    count = problem.count[:, :, None]
+    log_kernel, kernel_angle = _kernel(plan.s, t)
+    weight = half + log_kernel - 0.5 * problem.variance[:, None] * t * t + jnp.sum(count * log_modulus, 1)
+    return weight, jnp.sum(count * angle, 1) + t * (tilt.mean - eps)[:, None] + kernel_angle
 
 
 def line(problem: Problem, plan: Plan, tilt: Tilt, capacity: int, block: int, x_block: int) -> Line:
@@ -135,16 +146,14 @@ def line(problem: Problem, plan: Plan, tilt: Tilt, capacity: int, block: int, x_
 
     def body(carry):
         start, log_weight, phase, log_inner = carry
-        t, half = _block_nodes(plan, h, start, block)
+        t, half = block_nodes(plan, h, start, block)
         moments = cumulant.moments(problem.pair, plan.s, t, tilt.window, tilt.step, tilt.real, block=x_block)
-        log_phi, angle = _log_phi(moments)
-        log_kernel, kernel_angle = _kernel(plan.s, t)
-        common = half + log_kernel - 0.5 * problem.variance[:, None] * t * t
-        weight = common + jnp.sum(count * log_phi, 1)
-        angles = jnp.sum(count * angle, 1) + t * (tilt.mean - plan.epsilon)[:, None] + kernel_angle
+        log_modulus, angle = log_phi(moments)
+        weight, angles = integrand(problem, plan, tilt, t, half, log_modulus, angle, plan.epsilon)
         error = tilt.log_inner[:, :, None]
-        raised = jnp.logaddexp(log_phi, error)
-        inner = common + jnp.sum(count * raised, 1) + jnp.log(jnp.sum(count * jnp.exp(error - raised), 1) + TINY)
+        raised = jnp.logaddexp(log_modulus, error)
+        inner = weight + jnp.sum(count * (raised - log_modulus), 1)
+        inner = inner + jnp.log(jnp.sum(count * jnp.exp(error - raised), 1) + TINY)
         put = lambda whole, part: lax.dynamic_update_slice(whole, part, (0, start))
         return start + block, put(log_weight, weight), put(phase, angles), put(log_inner, inner)
 
@@ -166,13 +175,13 @@ class Sums(NamedTuple):
     absolute_t: jax.Array  # sum of |terms| t
 
 
-def _log_scale(plan: Plan, tilt: Tilt, eps: jax.Array) -> jax.Array:
+def log_scale(plan: Plan, tilt: Tilt, eps: jax.Array) -> jax.Array:
     return tilt.k - plan.s * eps - plan.log_delta + jnp.log(2 / plan.period)  # h / pi
 
 
 def sums(plan: Plan, tilt: Tilt, on: Line, eps: jax.Array) -> Sums:
     """The trapezoid sum at ``eps`` (lanes,)."""
-    scale = jnp.exp(jnp.minimum(_log_scale(plan, tilt, eps), 600.0))
+    scale = jnp.exp(jnp.minimum(log_scale(plan, tilt, eps), 600.0))
     amplitude = jnp.exp(on.log_weight)
     size = jnp.where(amplitude > 0, jnp.abs(on.log_weight), 0.0)
     sine, cosine = sincos(on.phase - on.t * (eps - plan.epsilon)[:, None])
@@ -190,7 +199,7 @@ def _pairwise_sum(terms: jax.Array) -> jax.Array:
     return terms[..., 0]
 
 
-def _known_alias(plan: Plan, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+def known_alias(plan: Plan, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A and A' of the down aliases, relative to exp(plan.log_delta)."""
     decay, decay1 = plan.s * plan.period, (1 + plan.s) * plan.period
     a = jnp.exp(-decay - plan.log_delta) / -jnp.expm1(-decay)
@@ -200,7 +209,7 @@ def _known_alias(plan: Plan, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _estimate(plan: Plan, tilt: Tilt, on: Line, eps: jax.Array):
     """(S - A + A', its derivative in eps, the sums), relative to exp(plan.log_delta)."""
     at = sums(plan, tilt, on, eps)
-    a, a1 = _known_alias(plan, eps)
+    a, a1 = known_alias(plan, eps)
     return at.total - a + a1, at.slope + a1, at
 
 
@@ -250,7 +259,7 @@ def certify(problem: Problem, plan: Plan, tilt: Tilt, on: Line, eps: jax.Array, 
     log_up = _certified_k(problem, r) - r * eps + xlogx(r) - decay - jnp.log(-jnp.expm1(-decay)) - plan.log_delta
     none = eps + plan.period >= largest_loss(problem)
     alias_up = jnp.where(none, 0.0, jnp.exp(jnp.minimum(log_up, 600.0)))
-    _, alias_down = _known_alias(plan, eps)
+    _, alias_down = known_alias(plan, eps)
 
     cut = jnp.minimum(plan.nodes - 1, on.t.shape[1] - 1) * on.h
     envelope = cumulant.log_envelope(pair, plan.s, cut, plan.shift_up, tilt.window, tilt.step)
@@ -274,7 +283,7 @@ def certify(problem: Problem, plan: Plan, tilt: Tilt, on: Line, eps: jax.Array, 
     )
     truncation = jnp.exp(jnp.minimum(log_cut, 600.0))
 
-    scale = jnp.exp(jnp.minimum(_log_scale(plan, tilt, eps), 600.0))
+    scale = jnp.exp(jnp.minimum(log_scale(plan, tilt, eps), 600.0))
     real_error = jnp.sum(jnp.where(pair.q > 0, count * jnp.exp(jnp.minimum(tilt.real.log_error, 100.0)), 0.0), 1)
     inner = scale * jnp.sum(jnp.exp(on.log_inner), 1) + jnp.abs(at.total) * jnp.expm1(jnp.minimum(real_error, 100.0))
 
@@ -363,7 +372,7 @@ def solve(
     lanes = given.shape[0]
 
     def evaluate(plan: Plan):
-        tilt = _tilt(problem, plan)
+        tilt = fix_tilt(problem, plan)
         on = line(problem, plan, tilt, capacity, block, x_block)
         eps = solve_epsilon(plan, tilt, on) if for_epsilon else plan.epsilon
         value, slope, at = _estimate(plan, tilt, on, eps)
