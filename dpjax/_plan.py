@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpjax import cumulant
-from dpjax._special import log1p
+from dpjax._precision import namespace
 from dpjax.pairs import SampledGaussianPair
 
 PI = jnp.pi
@@ -63,19 +63,21 @@ class Plan(NamedTuple):
 
 
 def largest_loss(problem: Problem) -> jax.Array:
-    """The largest possible loss: finite only if nothing in the composition is unbounded (the add direction)."""
-    pair = problem.pair
-    unbounded = jnp.any((pair.sign > 0) & (pair.beta != 0), -1) | (pair.q >= 1)
-    each = jnp.where(unbounded, jnp.inf, -log1p(-jnp.where(unbounded, 0.0, pair.q)))
-    bounded = jnp.where((problem.count > 0) & (pair.q > 0), problem.count * each, 0.0)
-    return jnp.where(problem.variance > 0, jnp.inf, jnp.sum(bounded, -1) * (1 + 1e-14))
+    """An upper bound of the largest possible loss: finite only if nothing is unbounded (the add direction)."""
+    pair, count = problem.pair, problem.count
+    xp = namespace(*problem.pair[:2], count)
+    unbounded = xp.any((pair.sign > 0) & (pair.beta != 0), -1) | (pair.q >= 1)
+    each = xp.where(unbounded, xp.inf, -xp.log1p(-xp.where(unbounded, 0.0, pair.q)))
+    bounded = xp.where((count > 0) & (pair.q > 0), count * each, 0.0)
+    return xp.where(problem.variance > 0, xp.inf, xp.sum(bounded, -1) * (1 + 1e-13))
 
 
 def log_touched(problem: Problem) -> jax.Array:
-    """Log of the probability that some step sees the record: a bound on delta at every epsilon >= 0."""
-    touched = jnp.sum(problem.count * log1p(-jnp.minimum(problem.pair.q, 1 - 1e-16)), -1)
-    log_p = jnp.log(-jnp.expm1(jnp.minimum(touched, 0.0)) + TINY) + 1e-14
-    return jnp.where(problem.variance > 0, 0.0, jnp.minimum(log_p, 0.0))
+    """log of the probability that some step sees the record, rounded up: a bound on delta at every epsilon >= 0."""
+    xp = namespace(*problem.pair[:2], problem.count)
+    untouched = xp.sum(problem.count * xp.log1p(-xp.minimum(problem.pair.q, 1 - 1e-16)), -1)
+    log_p = xp.log(-xp.expm1(xp.minimum(untouched, 0.0)) + TINY) + 1e-13
+    return xp.where(problem.variance > 0, 0.0, xp.minimum(log_p, 0.0))
 
 
 def xlogx(s: jax.Array) -> jax.Array:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
+from dpjax._precision import namespace
 from dpjax.mechanisms import Adjacency, Gaussian, Mechanism, PoissonSampled
 
 # What an adjacency asks for: single directions, each composed on its own; the answer is the largest.
@@ -84,10 +85,12 @@ def dominating_pair(mechanism: Mechanism, direction: Adjacency) -> Pair:
     if isinstance(mechanism, Gaussian):
         return GaussianPair((_SENSITIVITY[direction] / mechanism.noise_multiplier) ** 2)
     if isinstance(mechanism, PoissonSampled) and isinstance(mechanism.mechanism, Gaussian):
-        sigma, q = jnp.broadcast_arrays(mechanism.mechanism.noise_multiplier, mechanism.sampling_probability)
-        parts = jnp.asarray(_PARTS[direction], dtype=sigma.dtype)
-        sign, alpha, beta = (jnp.broadcast_to(parts[:, i], (*sigma.shape, len(parts))) for i in range(3))
-        return SampledGaussianPair(sigma, q, sign, alpha, beta)
+        sigma, q = mechanism.mechanism.noise_multiplier, mechanism.sampling_probability
+        shape = np.broadcast_shapes(np.shape(sigma), np.shape(q))
+        xp = namespace(sigma, q)
+        parts = np.asarray(_PARTS[direction])
+        sign, alpha, beta = (np.broadcast_to(parts[:, i], (*shape, len(parts))) for i in range(3))
+        return SampledGaussianPair(xp.broadcast_to(sigma, shape), xp.broadcast_to(q, shape), sign, alpha, beta)
     name = type(mechanism).__name__
     if isinstance(mechanism, PoissonSampled):
         name = f"PoissonSampled over {type(mechanism.mechanism).__name__}"
