@@ -44,6 +44,7 @@ _SHARE = 10.0  # the midpoint rule leaves out, and lets wrap around, about exp(-
 _DEPTH = 40.0  # but no less than exp(-40)
 _ORDERS = 48
 _HALVINGS = 64
+_TURN = 2.0  # of the phase between two nodes, past which the sum is not trusted
 
 
 class Solution(NamedTuple):
@@ -95,10 +96,11 @@ def _index(under: str) -> int:
 
 
 class _Line(NamedTuple):
-    """phi on Gauss-Legendre nodes; ``weight`` is w (1 + y^2) / (pi y (1 - y^2)), the measure dt / (pi t)."""
+    """phi on nodes, with the weights of the measure dt / (pi t); ``gauss``: Gauss-Legendre or midpoint rule."""
 
     phi: _phi.Phi
     weight: jax.Array
+    gauss: bool
 
 
 def _line(problem: Problem, nodes: int, inner: int) -> _Line:
@@ -108,11 +110,15 @@ def _line(problem: Problem, nodes: int, inner: int) -> _Line:
     _, variance = _phi.moments(problem, points)
     scale = _SCALE / (jnp.sqrt(jnp.max(variance, -1)) + 1e-150)
     t = jnp.minimum(scale, 1e150)[:, None] * (y / (1 - y * y))
-    return _Line(_phi.log_phi(problem, points, t), jnp.asarray(w * (1 + y * y) / (PI * y * (1 - y * y))))
+    return _Line(_phi.log_phi(problem, points, t), jnp.asarray(w * (1 + y * y) / (PI * y * (1 - y * y))), True)
 
 
 def _tail(line: _Line, x: jax.Array, measure: int) -> tuple[jax.Array, jax.Array]:
-    """(1 - F(x), rounding error of it) of measure 0 (F under P) or 1 (F' under Q)."""
+    """(1 - F(x), error of it) of measure 0 (F under P) or 1 (F' under Q).
+
+    The error is that of rounding and, of Gauss-Legendre nodes, what those contribute that do not resolve the phase: two
+    node counts can agree by chance on a plateau of phi, which is what a loss that is nearly an atom has.
+    """
     phi = line.phi
     log_modulus, angle = (phi.log_q, phi.angle_q) if measure else (phi.log_p, phi.angle_p)
     phase = angle - phi.t * x[:, None]
@@ -120,7 +126,12 @@ def _tail(line: _Line, x: jax.Array, measure: int) -> tuple[jax.Array, jax.Array
     unit = jnp.finfo(x.dtype).epsneg
     rounding = jnp.minimum(phi.rounding + 4 * unit * jnp.abs(phase), 2.0)
     value = 0.5 + jnp.sum(size * sincos(phase)[0], -1)
-    return value, jnp.sum(size * rounding, -1) + 8 * unit
+    error = jnp.sum(size * rounding, -1) + 8 * unit
+    if line.gauss:
+        turn = jnp.abs(jnp.diff(phase, axis=-1))
+        turn = jnp.concatenate([turn[..., :1], turn], -1)
+        error = error + jnp.sum(jnp.where(turn > _TURN, size, 0.0), -1)
+    return value, error
 
 
 def loss_cdf(
@@ -234,7 +245,7 @@ def _wave(
     decay = smoothed.variance * h * last
     log_cut = -0.5 * smoothed.variance * last**2 - jnp.log(PI * (frequencies + 0.5)) - jnp.log(-jnp.expm1(-decay))
     extra = 0.5 * smooth[:, None] * r * (r + 1)
-    line = _Line(_phi.log_phi(smoothed, points, t), weight)
+    line = _Line(_phi.log_phi(smoothed, points, t), weight, False)
     outside = jnp.minimum(jnp.sum(problem.count, -1) * jnp.exp(_phi.LOG_OUTSIDE), 1.0)
     return _Wave(line, h, smooth, log_cut, r, k_p + extra, k_q + extra, outside)
 
@@ -327,8 +338,8 @@ def bracket(
     points = _phi.split(problem.pair, cells)
     r = _orders(problem, points)
     most = _chernoff(r, _phi.cumulants(problem, points, r)[0], epsilon)
-    # on the wall of a sparse problem Chernoff's bound is too large by factors of up to 1e6
-    guess = jnp.nan_to_num(most - 3.0 if log_delta is None else jnp.clip(log_delta, most - 16.0, most), nan=-_DEPTH)
+    # on the wall of a sparse problem Chernoff's bound is too large by factors of up to 1e6; a low guess costs little
+    guess = jnp.nan_to_num(most - 14.0 if log_delta is None else jnp.clip(log_delta, most - 18.0, most), nan=-_DEPTH)
     above = _wave(problem, points, epsilon, epsilon, guess, frequencies)
     below = _wave(problem, _phi.coarse(problem.pair, cells), epsilon, epsilon, guess, frequencies)
     upper = _trivial(problem, epsilon, _log_upper(above, epsilon))
