@@ -24,17 +24,19 @@ either way; tests/test_closed_form.py measures a third of it at most.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from dpjax._plan import Problem
 from dpjax._special import LOG_2PI, log1p
 
 _ULPS = 16.0
-_UNIT = 2.0**-53
+_SLACK = _ULPS * 2.0**-53
 # exp(-a t - t^2 / 2) is below exp(-45) of its start at the cut. 48 Gauss-Legendre nodes on [0, 1]: error below 1e-18;
 # NumPy's weights are off by up to 1e-12.
 _CUT = 45.0
@@ -53,6 +55,8 @@ _WEIGHTS = (
     0.03155709614312701, 0.03196211929232409, 0.032233082217975044, 0.03236884840634196,
 )
 _LEAST, _MOST = 1e-290, 1e290  # variances outside are 0 and infinite
+_FAR = 1e15  # epsilons beyond are not told apart
+_EDGE = 30.0  # from here on log(1 + (exp(e) - 1) / c) only says that e is within 1e-13 of the largest loss
 
 
 class Single(NamedTuple):
@@ -73,11 +77,9 @@ class Single(NamedTuple):
 def _laplace(x: jax.Array, step: jax.Array | None = None) -> jax.Array:
     """log of int_0^inf exp(-x t - t^2 / 2) [1 - exp(-step t) where step > 0] dt for x >= -1, step <= max(1, x)."""
     end = lax.stop_gradient(2 * _CUT / (x + jnp.sqrt(x * x + 2 * _CUT)))  # the integral does not depend on it
-    lower = jnp.asarray(_NODES, x.dtype)
-    nodes = jnp.concatenate([lower, 1 - lower[::-1]])
-    weights = jnp.asarray(_WEIGHTS + _WEIGHTS[::-1], x.dtype)
-    t = end[..., None] * nodes
-    terms = weights * jnp.exp(-x[..., None] * t - 0.5 * t * t)
+    lower, half = np.array(_NODES), np.array(_WEIGHTS)
+    t = end[..., None] * np.concatenate([lower, 1 - lower[::-1]])
+    terms = np.concatenate([half, half[::-1]]) * jnp.exp(-x[..., None] * t - 0.5 * t * t)
     if step is not None:
         step = step[..., None]
         terms = terms * jnp.where(step > 0, -jnp.expm1(-step * t), 1.0)
@@ -92,7 +94,7 @@ def _log_tail(x: jax.Array) -> jax.Array:
 def _log_one_minus_exp(x: jax.Array) -> jax.Array:
     """log(1 - e^x) for x < 0."""
     near = x > -0.7
-    return jnp.where(near, jnp.log(-jnp.expm1(jnp.where(near, x, -0.5))), jnp.log1p(-jnp.exp(jnp.where(near, -1.0, x))))
+    return jnp.where(near, jnp.log(-jnp.expm1(jnp.where(near, x, -0.5))), log1p(-jnp.exp(jnp.where(near, -1.0, x))))
 
 
 def _reflect(epsilon: jax.Array, log_delta: jax.Array) -> jax.Array:
@@ -101,7 +103,7 @@ def _reflect(epsilon: jax.Array, log_delta: jax.Array) -> jax.Array:
     e, d = jnp.where(near, epsilon, -0.5), jnp.where(near, log_delta, -1.0)
     close = jnp.log(-jnp.expm1(e) + jnp.exp(e + d))
     e, d = jnp.where(near, -1.0, epsilon), jnp.where(near, -1.0, log_delta)
-    return jnp.where(near, close, jnp.log1p(jnp.exp(e) * jnp.expm1(d)))
+    return jnp.where(near, close, log1p(jnp.exp(e) * jnp.expm1(d)))
 
 
 def log_delta_gaussian(epsilon: jax.Array, variance: jax.Array) -> jax.Array:
@@ -141,9 +143,308 @@ def log_delta_gaussian(epsilon: jax.Array, variance: jax.Array) -> jax.Array:
     right = log_phi + first + jnp.where(merged | left, 0.0, _log_one_minus_exp(apart))
     low = ~merged & left
     missing = jnp.where(low, jnp.exp(log_phi) * (jnp.exp(first) + jnp.exp(second)), 0.5)
-    log_delta = jnp.minimum(jnp.where(low, jnp.log1p(-missing), right), 0.0)
+    log_delta = jnp.minimum(jnp.where(low, log1p(-missing), right), 0.0)
     log_delta = jnp.where(negative, _reflect(jnp.where(negative, given, -0.5), log_delta), log_delta)
 
     below = (epsilon < 0) & (none | jnp.isneginf(epsilon))
     limit = jnp.where(below, _log_one_minus_exp(jnp.where(below, epsilon, -1.0)), -jnp.inf)
     return jnp.where(ends, jnp.where(all_, 0.0, limit), log_delta)
+
+
+class _Crossing(NamedTuple):
+    """Where replace-one's loss crosses epsilon: x = sigma^2 w, and the two Gaussians of the module docstring."""
+
+    w: jax.Array
+    first: jax.Array  # w - mu^2 / 2
+    log_share: jax.Array  # log l
+    log_rest: jax.Array  # log(1 - l)
+    large: jax.Array  # whether (1 - q) / q exp(mu^2 / 2) sinh(e / 2) is
+
+
+def _crossing(epsilon: jax.Array, variance: jax.Array, q: jax.Array) -> _Crossing:
+    half = 0.5 * epsilon
+    odds = (1 - q) / q * -jnp.expm1(-epsilon)
+    some = odds > 0
+    level = half + jnp.log(jnp.where(some, odds, 1.0))  # of (1 - q) / q 2 sinh(e / 2)
+    log_beta = jnp.where(some, level + 0.5 * variance - np.log(2.0), -jnp.inf)
+    large = log_beta > 3
+    beta = jnp.where(some & ~large, jnp.exp(jnp.where(some & ~large, log_beta, 0.0)), 0.0)
+    small = log1p(beta + beta * beta / (1 + jnp.sqrt(1 + beta * beta)))  # asinh
+    excess = jnp.log(0.5 + 0.5 * jnp.sqrt(1 + jnp.exp(-2 * jnp.where(large, log_beta, 3.0))))
+    first = jnp.where(large, half + level + excess, half + small - 0.5 * variance)
+    w = jnp.where(large, first + 0.5 * variance, half + small)
+    asinh = jnp.where(large, level + excess + 0.5 * variance, small)
+    none = asinh <= 0
+    rest = jnp.where(none, -jnp.inf, _log_one_minus_exp(-2 * jnp.where(none, 1.0, asinh)))
+    return _Crossing(w, first, -2 * asinh, rest, large)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _log_replace(epsilon: jax.Array, variance: jax.Array, q: jax.Array, move: float) -> jax.Array:
+    """log delta of replace-one for epsilon >= 0, 0 < q <= 1 and positive finite variance."""
+    at = _crossing(epsilon, variance, q)
+    slack = move * _SLACK
+    one = log_delta_gaussian(at.first - slack * (jnp.abs(at.first) + variance), variance)
+    two = log_delta_gaussian(2 * at.w - slack * (2 * at.w + variance), 4 * variance)
+    rounding = slack * (1 + variance)  # of the shares: that of log_beta
+    log_rest = jnp.minimum(at.log_rest + jnp.where(at.large, slack, rounding), 0.0)
+    log_share = jnp.minimum(at.log_share + rounding, 0.0)
+    return jnp.log(q) + jnp.logaddexp(log_rest + one, log_share + two)
+
+
+@_log_replace.defjvp
+def _log_replace_jvp(move, primals, tangents):
+    """At its crossing delta is stationary, so only P and Q themselves are differentiated: sums of positive terms."""
+    epsilon, variance, q = primals
+    value = _log_replace(epsilon, variance, q, move)
+    mu = jnp.sqrt(variance)
+    z = _crossing(epsilon, variance, q).w / mu
+    log_density = lambda x: -0.5 * x * x - 0.5 * LOG_2PI
+    near = jnp.exp(epsilon + _log_tail(z) - value)
+    far = jnp.exp(epsilon + _log_tail(z + mu) - value)
+    moved = jnp.exp(log_density(z - mu) - value) + jnp.exp(epsilon + log_density(z + mu) - value)
+    d_epsilon = -((1 - q) * near + q * far)
+    d_variance = 0.5 * q / mu * moved
+    d_q = (1 - jnp.expm1(-epsilon) * near) / q
+    return value, d_epsilon * tangents[0] + d_variance * tangents[1] + d_q * tangents[2]
+
+
+def log_delta_sampled(single: Single, epsilon: jax.Array, move: float = 0.0) -> jax.Array:
+    """log delta of one Poisson-sampled Gaussian step (or of a Gaussian: q = 1) at any real epsilon.
+
+    Args:
+      single: the steps, (lanes,).
+      epsilon: (lanes,), any real number or infinite.
+      move: 0 for the formula as computed; 1 and -1 for what bounds the exact value from above and from below.
+
+    Returns:
+      log delta, (lanes,); -inf where delta is 0. Twice differentiable.
+    """
+    variance, q, add, replace = single
+    slack = move * _SLACK
+    e = jnp.clip(epsilon, -_FAR, _FAR)
+
+    # remove and add: a share of a Gaussian's profile at `inner`
+    x = jnp.expm1(jnp.minimum(e, 700.0))
+    c = q - (1 - q) * x
+    c = c + slack * (q + (1 - q) * jnp.abs(x))
+    zero = add & (c <= 0)
+    below = ~add & ~replace & (x <= -q)
+    share = jnp.where(add & ~zero, c, q)
+    ratio = jnp.where(below | zero, 0.0, x / share)
+    far = ~(below | zero) & ((e > 1) | (add & (ratio < -0.5)))
+    odds = jnp.where(add, q / share, (1 - (1 - q) * jnp.exp(-jnp.maximum(e, 0.0))) / q)
+    inner = jnp.where(far, e + jnp.log(jnp.where(far, odds, 1.0)), log1p(jnp.where(far, 0.0, ratio)))
+    inner = jnp.where(replace, 1.0, inner)
+    simple = jnp.log(share) + log_delta_gaussian(inner - slack * (jnp.abs(inner) + variance), variance)
+    simple = jnp.where(below, _log_one_minus_exp(jnp.where(below, e, -1.0)), jnp.where(zero, -jnp.inf, simple))
+
+    # replace-one
+    none, all_ = variance < _LEAST, variance > _MOST
+    usual = replace & ~none & ~all_
+    size = jnp.where(replace, jnp.abs(e), 1.0)
+    twin = _log_replace(size, jnp.where(usual, variance, 1.0), jnp.where(usual, q, 0.5), move)
+    twin = jnp.where(all_, jnp.log(q), jnp.where(none, -jnp.inf, twin))
+    negative = replace & (e < 0)
+    mirrored = _reflect(jnp.where(negative, e, -0.5), jnp.where(negative & usual, twin, -1.0))
+    bare = _log_one_minus_exp(jnp.where(negative & none, e, -1.0))
+    mirrored = jnp.where(none, bare, jnp.where(all_, _reflect(jnp.where(negative, e, -0.5), jnp.log(q)), mirrored))
+    log_delta = jnp.where(replace, jnp.where(negative, mirrored, twin), simple)
+
+    finite = jnp.isfinite(log_delta)
+    log_delta = log_delta + jnp.where(finite, slack * (1 + jnp.abs(jnp.where(finite, log_delta, 0.0))), 0.0)
+    log_delta = jnp.where(jnp.isposinf(epsilon) & (add | ~all_), -jnp.inf, jnp.minimum(log_delta, 0.0))
+    return jnp.where(jnp.isneginf(epsilon), 0.0, log_delta)
+
+
+def _epsilon_at(single: Single, y: jax.Array) -> jax.Array:
+    """epsilon >= 0 of which y >= 0 is the inner epsilon (replace-one: of the same step in the remove direction)."""
+    t = -jnp.expm1(-y)
+    near = y < 1
+    grown = jnp.where(
+        near,
+        log1p(single.q * jnp.expm1(jnp.where(near, y, 0.0))),
+        y + jnp.log(single.q * t + jnp.exp(-y)),
+    )
+    kept = single.q * t < 1
+    bounded = -log1p(-jnp.where(kept, single.q * t, 0.0))
+    return jnp.where(single.add, jnp.where(kept & (single.q < 1), bounded, y), grown)
+
+
+def _log_delta_at(single: Single, y: jax.Array) -> jax.Array:
+    """log delta at ``_epsilon_at(single, y)``, free of the cancellation close to the largest loss."""
+    plain = log_delta_gaussian(jnp.where(single.replace, 1.0, y), single.variance)
+    share = -y - jnp.log((1 - single.q) * -jnp.expm1(-y) + jnp.exp(-y))
+    plain = plain + jnp.log(single.q) + jnp.where(single.add, share, 0.0)
+    twin = _log_replace(
+        _epsilon_at(single, jnp.where(single.replace, y, 1.0)),
+        jnp.where(single.replace, single.variance, 1.0),
+        jnp.where(single.replace, single.q, 0.5),
+        0.0,
+    )
+    return jnp.where(single.replace, twin, plain)
+
+
+def _root(single: Single, log_delta: jax.Array) -> jax.Array:
+    """y with ``_log_delta_at(single, y)`` = log_delta: Newton's method, inside a bracket that always shrinks.
+
+    log delta is concave in y (up to rounding), so that from above Newton's steps do not cross the root.
+    """
+    # delta is at most q delta_G(y; mu); replace-one: at most q delta_G(epsilon; 2 mu). delta_G <= exp(-a^2 / 2).
+    reach = jnp.sqrt(2 * jnp.maximum(jnp.log(single.q) - log_delta, 0.0) * single.variance)
+    top = reach + 0.5 * single.variance
+    wide = 2 * reach + 2 * single.variance
+    x = jnp.expm1(jnp.minimum(wide, 1.0)) / single.q
+    raised = jnp.where(wide > 1, wide + jnp.log((1 - (1 - single.q) * jnp.exp(-wide)) / single.q), log1p(x))
+    top = 1.001 * jnp.where(single.replace, raised, top)
+
+    def value_and_slope(y):
+        return jax.jvp(lambda y: _log_delta_at(single, y), (y,), (jnp.ones_like(y),))
+
+    def body(carry):
+        i, y, low, high, _ = carry
+        value, slope = value_and_slope(y)
+        above = value > log_delta
+        low, high = jnp.where(above, y, low), jnp.where(above, high, y)
+        newton = y - (value - log_delta) / jnp.where(slope < 0, slope, -1.0)
+        middle = jnp.where(4 * low < high, jnp.sqrt(jnp.maximum(low, 1e-6 * high) * high), 0.5 * (low + high))
+        usable = (slope < 0) & (newton > low) & (newton < high)
+        usable = usable & ((i < 40) | (i % np.int32(2) == 0))
+        new = jnp.where(usable, newton, middle)
+        return i + np.int32(1), new, low, high, jnp.abs(new - y) > 4e-16 * y
+
+    start = (np.int32(0), top, jnp.zeros_like(top), top, top > 0)
+    return lax.while_loop(lambda carry: (carry[0] < 200) & jnp.any(carry[4]), body, start)[1]
+
+
+def epsilon_sampled(single: Single, log_delta: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The epsilon >= 0 at which one step (or a Gaussian) has ``log_delta``, both (lanes,).
+
+    Returns:
+      (lower, estimate, upper). The ends enclose the exact epsilon: the moved formula is above ``log_delta`` at the lower
+      end and at or below it at the upper. All three have the estimate's derivatives: those of the implicit function by
+      two Newton steps, 0 where epsilon is clipped at 0 or infinite.
+    """
+    fixed = jax.tree.map(lax.stop_gradient, single)
+    target = lax.stop_gradient(log_delta)
+    all_ = fixed.variance > _MOST
+    bounded = fixed.add & (fixed.q < 1)
+    nothing = target >= log_delta_sampled(fixed, jnp.zeros_like(target))
+    flat = all_ & ~bounded  # delta does not depend on epsilon
+    endless = ~nothing & ~bounded & (flat | jnp.isneginf(target))
+    known = nothing | endless | (all_ & bounded) | (bounded & jnp.isneginf(target))
+    stand_in = Single(jnp.ones_like(target), jnp.full_like(target, 0.5), fixed.add & False, fixed.replace & False)
+    easy = jax.tree.map(lambda a, b: jnp.where(known, a, b), stand_in, fixed)
+    y = lax.stop_gradient(_root(easy, jnp.where(known, -3.0, target)))
+
+    edge = ~nothing & bounded & ~all_ & (jnp.isneginf(target) | (~known & (y > _EDGE)))
+    known = known | edge
+    easy = jax.tree.map(lambda a, b: jnp.where(known, a, b), stand_in, single)
+    goal = jnp.where(known, -3.0, log_delta)
+    epsilon = jnp.where(known, 2.0, lax.stop_gradient(_epsilon_at(easy, y)))
+    for _ in range(2):  # with one, the second derivative would be wrong
+        value, slope = jax.jvp(lambda e: log_delta_sampled(easy, e), (epsilon,), (jnp.ones_like(epsilon),))
+        epsilon = epsilon - (value - goal) / slope
+    loss = -log1p(-jnp.where(bounded, single.q, 0.5))  # the largest
+    free = ~nothing & all_ & bounded & jnp.isfinite(target)
+    spent = _log_one_minus_exp(jnp.where(free, log_delta, -1.0))
+    epsilon = jnp.where(edge, loss, jnp.where(free | (bounded & known & ~nothing), jnp.where(free, spent, 0.0) + loss, epsilon))
+    epsilon = jnp.where(nothing, 0.0, jnp.where(endless, jnp.inf, jnp.maximum(epsilon, 0.0)))
+
+    centre = lax.stop_gradient(epsilon)
+    certain = endless | ~jnp.isfinite(centre)
+    at = jnp.where(certain, 1.0, centre)
+    _, slope = jax.jvp(lambda e: log_delta_sampled(fixed, e), (at,), (jnp.ones_like(at),))
+    ulp = _SLACK * (at + jnp.where(all_, 0.0, fixed.variance))
+    width = _SLACK * (1 + jnp.abs(jnp.where(jnp.isfinite(target), target, 0.0)))
+    width = jnp.where(slope < 0, width / jnp.where(slope < 0, -slope, 1.0), 0.0) + 0.25 * ulp + 1e-300
+    width = jnp.where(jnp.isfinite(width), width, ulp + 1e-300)
+    upper, lower = at, at
+
+    def widen(carry):
+        i, width, lower, upper = carry
+        short = ~(log_delta_sampled(fixed, upper, 1.0) <= target)
+        long = (lower > 0) & ~(log_delta_sampled(fixed, lower, -1.0) >= target)
+        upper = jnp.where(short, at + width, upper)
+        lower = jnp.where(long, jnp.maximum(at - width, 0.0), lower)
+        return i + np.int32(1), jnp.where(short | long, 2 * width, 0.0), lower, upper
+
+    count = np.int32(0)
+    start = (count, width, lower, upper)
+    more = lambda carry: (carry[0] < 1100) & jnp.any(carry[1] > 0)
+    _, width, lower, upper = lax.while_loop(more, widen, start)
+    # never verified: no bound
+    lower, upper = jnp.where(width > 0, 0.0, lower), jnp.where(width > 0, jnp.inf, upper)
+    upper = jnp.where(bounded, jnp.minimum(upper, lax.stop_gradient(loss) * (1 + _SLACK)), upper)
+    margin = _SLACK * (1 + jnp.abs(jnp.log(fixed.q)))
+    lower = jnp.where(flat, jnp.where(target >= jnp.log(fixed.q) - margin, 0.0, jnp.inf), jnp.where(certain, centre, lower))
+    upper = jnp.where(flat, jnp.where(target >= jnp.minimum(jnp.log(fixed.q) + margin, 0.0), 0.0, jnp.inf), jnp.where(certain, centre, upper))
+    return _around(lower, epsilon, upper)
+
+
+def _around(lower: jax.Array, estimate: jax.Array, upper: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The ends with the derivatives of the estimate."""
+    centre = lax.stop_gradient(estimate)
+    finite = jnp.isfinite(centre)
+    drift = jnp.where(finite, estimate - centre, 0.0)
+    lower, upper = (lax.stop_gradient(x) for x in (lower, upper))
+    return jnp.minimum(lower, centre) + drift, estimate, jnp.maximum(upper, centre) + drift
+
+
+def _active(problem: Problem):
+    """Which components take part, how many do, and the count of the only one; works on NumPy and JAX arrays."""
+    active = (problem.count * problem.pair.q) != 0
+    return active, active.sum(-1), (active * problem.count).sum(-1)
+
+
+def applies(problem: Problem) -> jax.Array:
+    """Lanes that have an exact formula: Gaussians alone, or one step of one component alone; (lanes,) booleans."""
+    _, number, count = _active(problem)
+    return (number == 0) | ((number == 1) & (count == 1) & (problem.variance == 0))
+
+
+def solve(problem: Problem, given: jax.Array, *, unknown: str) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """log delta for ``given`` = epsilon (``unknown`` = "delta"), or epsilon >= 0 for ``given`` = log delta ("epsilon").
+
+    Args:
+      problem: the compositions; lanes where ``applies`` is false get NaN, with derivative 0.
+      given: (lanes,).
+      unknown: "epsilon" or "delta".
+
+    Returns:
+      (lower, estimate, upper), (lanes,) each, in units of log delta or of epsilon. The exact value of the formula lies
+      between the ends despite rounding. All three have the derivatives of the estimate, with respect to variance, sigma,
+      q and given; counts are constants here, and so is the variance next to a sampled step.
+
+    >>> import jax
+    >>> from dpjax.pairs import SampledGaussianPair
+    >>> with jax.enable_x64(True):
+    ...     none = jnp.zeros((1, 0))
+    ...     problem = Problem(jnp.ones(1), SampledGaussianPair(none, none, *[jnp.zeros((1, 0, 1))] * 3), none)
+    ...     print(f"{solve(problem, jnp.log(jnp.array([1e-5])), unknown='epsilon')[1][0]:.10f}")
+    4.3771780957
+    """
+    active, number, _ = _active(problem)
+    exact = applies(problem)
+    stepped = exact & (number == 1)
+    pair = problem.pair
+    only = active & stepped[:, None]
+    sigma = jnp.where(stepped, jnp.sum(jnp.where(only, pair.sigma, 0.0), -1), 1.0)
+    q = jnp.where(stepped, jnp.sum(jnp.where(only, pair.q, 0.0), -1), 1.0)
+    variance = jnp.where(exact & ~stepped, problem.variance, 1.0)
+    tiny = sigma < 1e-140
+    variance = jnp.where(stepped, jnp.where(tiny, jnp.inf, 1 / jnp.where(tiny, 1.0, sigma) ** 2), variance)
+    rises = jnp.any(only[..., None] & (pair.beta > 0), (-2, -1))
+    falls = jnp.any(only[..., None] & (pair.beta < 0), (-2, -1))
+    single = Single(variance, q, falls & ~rises, falls & rises)
+    bad = ~exact | jnp.isnan(given) | ~(variance >= 0) | ~((q > 0) & (q <= 1))
+    safe = Single(jnp.where(bad, 1.0, variance), jnp.where(bad, 0.5, q), single.add, single.replace)
+    x = jnp.where(bad, -1.0, given)
+    if unknown == "epsilon":
+        ends = epsilon_sampled(safe, x)
+    else:
+        fixed = jax.tree.map(lax.stop_gradient, safe)
+        lower, upper = (log_delta_sampled(fixed, lax.stop_gradient(x), move) for move in (-1.0, 1.0))
+        ends = _around(lower, log_delta_sampled(safe, x), upper)
+    lower, estimate, upper = (jnp.where(bad, jnp.nan, v) for v in ends)
+    return lower, estimate, upper
