@@ -63,8 +63,7 @@ def _evaluate(settings: Settings, constants: tuple, xs: tuple, order: int) -> tu
         if order == 0:
             return _pack(found), None
         eps = found.estimate if settings.unknown == "epsilon" else given
-        plan = found.plan._replace(nodes=jnp.minimum(found.plan.nodes, capacity))
-        derivatives = _sensitivity.of_log_delta(problem, plan, eps, order)
+        derivatives = _sensitivity.of_log_delta(problem, found.plan, eps, order, capacity)
         if settings.unknown == "epsilon":
             derivatives = _sensitivity.of_epsilon(derivatives)
         # clipped at 0, or a loss that cannot reach so far: constant
