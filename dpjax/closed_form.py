@@ -24,7 +24,6 @@ either way; tests/test_closed_form.py measures a third of it at most.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -54,7 +53,7 @@ _WEIGHTS = (
     0.027599751849992082, 0.028638646050201607, 0.029557419849197818, 0.03035221958294694, 0.031019711579946332,
     0.03155709614312701, 0.03196211929232409, 0.032233082217975044, 0.03236884840634196,
 )
-_LEAST, _MOST = 1e-290, 1e290  # variances outside are 0 and infinite
+_LEAST, _MOST = 1e-200, 1e200  # variances outside are 0 and infinite
 _FAR = 1e15  # epsilons beyond are not told apart
 _EDGE = 30.0  # from here on log(1 + (exp(e) - 1) / c) only says that e is within 1e-13 of the largest loss
 
@@ -74,7 +73,7 @@ class Single(NamedTuple):
     replace: jax.Array
 
 
-def _laplace(x: jax.Array, step: jax.Array | None = None) -> jax.Array:
+def _log_laplace(x: jax.Array, step: jax.Array | None = None) -> jax.Array:
     """log of int_0^inf exp(-x t - t^2 / 2) [1 - exp(-step t) where step > 0] dt for x >= -1, step <= max(1, x)."""
     end = lax.stop_gradient(2 * _CUT / (x + jnp.sqrt(x * x + 2 * _CUT)))  # the integral does not depend on it
     lower, half = np.array(_NODES), np.array(_WEIGHTS)
@@ -86,9 +85,13 @@ def _laplace(x: jax.Array, step: jax.Array | None = None) -> jax.Array:
     return jnp.log(end) + jnp.log(jnp.sum(terms, -1))
 
 
+def _log_density(x: jax.Array) -> jax.Array:
+    return -0.5 * x * x - 0.5 * LOG_2PI
+
+
 def _log_tail(x: jax.Array) -> jax.Array:
     """log Phi(-x) for x >= 0."""
-    return _laplace(x) - 0.5 * x * x - 0.5 * LOG_2PI
+    return _log_laplace(x) + _log_density(x)
 
 
 def _log_one_minus_exp(x: jax.Array) -> jax.Array:
@@ -106,6 +109,44 @@ def _reflect(epsilon: jax.Array, log_delta: jax.Array) -> jax.Array:
     return jnp.where(near, close, log1p(jnp.exp(e) * jnp.expm1(d)))
 
 
+@jax.custom_jvp
+def _gaussian(epsilon: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(log delta, log(m(a) - m(b)), log m(b)) for epsilon >= 0 and 0 < variance < inf."""
+    mu, a, b = _ends(epsilon, variance)
+    # The integral where 1 - exp(-mu t) is smooth on its scale; elsewhere m(a) and m(b) differ enough to subtract.
+    merged = mu <= jnp.maximum(1.0, a)
+    left = ~merged & (a < 0)
+    right = ~merged & ~left
+    first = _log_laplace(jnp.where(left, -a, a), jnp.where(merged, mu, 0.0))
+    log_mills = _log_laplace(b)
+    log_phi = _log_density(a)
+    gap = first + jnp.where(right, _log_one_minus_exp(jnp.where(right, log_mills - first, -1.0)), 0.0)
+    missing = jnp.where(left, jnp.exp(log_phi) * (jnp.exp(first) + jnp.exp(log_mills)), 0.5)
+    log_delta = jnp.minimum(jnp.where(left, log1p(-missing), log_phi + gap), 0.0)
+    return log_delta, jnp.where(left, log_delta - log_phi, gap), log_mills
+
+
+@_gaussian.defjvp
+def _gaussian_jvp(primals, tangents):
+    """d delta = -exp(epsilon) Phi(-b) d epsilon + phi(a) d mu: no integral is differentiated."""
+    epsilon, variance = primals
+    log_delta, gap, log_mills = _gaussian(epsilon, variance)
+    mu, a, b = _ends(epsilon, variance)
+    d_epsilon, d_variance = tangents
+    d_log_delta = -jnp.exp(log_mills - gap) * d_epsilon + 0.5 * jnp.exp(-gap) / mu * d_variance
+    d_a = d_epsilon / mu - 0.5 * b / variance * d_variance
+    d_b = d_epsilon / mu - 0.5 * a / variance * d_variance
+    d_log_mills = (b - jnp.exp(-log_mills)) * d_b
+    return (log_delta, gap, log_mills), (d_log_delta, d_log_delta + a * d_a, d_log_mills)
+
+
+def _ends(epsilon: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """mu, a and b."""
+    mu = jnp.sqrt(variance)
+    cut = lambda x: jnp.minimum(x / mu, 1e50)
+    return mu, cut(epsilon - 0.5 * variance), cut(epsilon + 0.5 * variance)
+
+
 def log_delta_gaussian(epsilon: jax.Array, variance: jax.Array) -> jax.Array:
     """log delta of a Gaussian (or of any composition of Gaussians) at epsilon.
 
@@ -116,7 +157,7 @@ def log_delta_gaussian(epsilon: jax.Array, variance: jax.Array) -> jax.Array:
 
     Returns:
       log delta, same shape; -inf where delta is 0. Relative error of delta: a few ulp of 1 + |log delta| and of what
-      an ulp of epsilon or of variance does. Twice differentiable.
+      an ulp of epsilon does. Twice differentiable.
 
     >>> import jax
     >>> with jax.enable_x64(True):
@@ -124,31 +165,14 @@ def log_delta_gaussian(epsilon: jax.Array, variance: jax.Array) -> jax.Array:
     -19911.640642
     """
     none, all_ = variance < _LEAST, variance > _MOST
-    ends = none | all_ | ~jnp.isfinite(epsilon)
-    v = jnp.where(ends, 1.0, variance)
-    given = jnp.where(ends, 1.0, epsilon)
+    limits = none | all_ | ~jnp.isfinite(epsilon)
+    given = jnp.where(limits, 1.0, epsilon)
     negative = given < 0
-    e = jnp.where(negative, -given, given)
-
-    mu = jnp.sqrt(v)
-    a = jnp.minimum((e - 0.5 * v) / mu, 1e150)
-    b = jnp.minimum((e + 0.5 * v) / mu, 1e150)
-    # The integral where 1 - exp(-mu t) is smooth on its scale; elsewhere m(a) and m(b) differ enough to subtract.
-    merged = mu <= jnp.maximum(1.0, a)
-    left = a < 0
-    first = _laplace(jnp.where(merged | ~left, a, -a), jnp.where(merged, mu, 0.0))
-    second = _laplace(b)
-    log_phi = -0.5 * a * a - 0.5 * LOG_2PI
-    apart = jnp.where(merged | left, -1.0, second - first)
-    right = log_phi + first + jnp.where(merged | left, 0.0, _log_one_minus_exp(apart))
-    low = ~merged & left
-    missing = jnp.where(low, jnp.exp(log_phi) * (jnp.exp(first) + jnp.exp(second)), 0.5)
-    log_delta = jnp.minimum(jnp.where(low, log1p(-missing), right), 0.0)
+    log_delta, _, _ = _gaussian(jnp.where(negative, -given, given), jnp.where(limits, 1.0, variance))
     log_delta = jnp.where(negative, _reflect(jnp.where(negative, given, -0.5), log_delta), log_delta)
-
     below = (epsilon < 0) & (none | jnp.isneginf(epsilon))
     limit = jnp.where(below, _log_one_minus_exp(jnp.where(below, epsilon, -1.0)), -jnp.inf)
-    return jnp.where(ends, jnp.where(all_, 0.0, limit), log_delta)
+    return jnp.where(limits, jnp.where(all_, 0.0, limit), log_delta)
 
 
 class _Crossing(NamedTuple):
@@ -179,13 +203,14 @@ def _crossing(epsilon: jax.Array, variance: jax.Array, q: jax.Array) -> _Crossin
     return _Crossing(w, first, -2 * asinh, rest, large)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(3,))
-def _log_replace(epsilon: jax.Array, variance: jax.Array, q: jax.Array, move: float) -> jax.Array:
-    """log delta of replace-one for epsilon >= 0, 0 < q <= 1 and positive finite variance."""
+@jax.custom_jvp
+def _log_replace(epsilon: jax.Array, variance: jax.Array, q: jax.Array, move: jax.Array) -> jax.Array:
+    """log delta of replace-one for epsilon >= 0, 0 < q <= 1 and positive finite variance; move as in log_delta_sampled."""
     at = _crossing(epsilon, variance, q)
     slack = move * _SLACK
-    one = log_delta_gaussian(at.first - slack * (jnp.abs(at.first) + variance), variance)
-    two = log_delta_gaussian(2 * at.w - slack * (2 * at.w + variance), 4 * variance)
+    inner = jnp.stack([at.first, 2 * at.w])
+    inner = inner - slack * (jnp.abs(inner) + variance)
+    one, two = log_delta_gaussian(inner, jnp.stack([variance, 4 * variance]))
     rounding = slack * (1 + variance)  # of the shares: that of log_beta
     log_rest = jnp.minimum(at.log_rest + jnp.where(at.large, slack, rounding), 0.0)
     log_share = jnp.minimum(at.log_share + rounding, 0.0)
@@ -193,29 +218,28 @@ def _log_replace(epsilon: jax.Array, variance: jax.Array, q: jax.Array, move: fl
 
 
 @_log_replace.defjvp
-def _log_replace_jvp(move, primals, tangents):
+def _log_replace_jvp(primals, tangents):
     """At its crossing delta is stationary, so only P and Q themselves are differentiated: sums of positive terms."""
-    epsilon, variance, q = primals
+    epsilon, variance, q, move = primals
     value = _log_replace(epsilon, variance, q, move)
     mu = jnp.sqrt(variance)
     z = _crossing(epsilon, variance, q).w / mu
-    log_density = lambda x: -0.5 * x * x - 0.5 * LOG_2PI
-    near = jnp.exp(epsilon + _log_tail(z) - value)
+    near = jnp.exp(jnp.minimum(epsilon + _log_tail(z) - value, 700.0))  # may overflow where it is not used, at q = 1
     far = jnp.exp(epsilon + _log_tail(z + mu) - value)
-    moved = jnp.exp(log_density(z - mu) - value) + jnp.exp(epsilon + log_density(z + mu) - value)
+    moved = jnp.exp(_log_density(z - mu) - value) + jnp.exp(epsilon + _log_density(z + mu) - value)
     d_epsilon = -((1 - q) * near + q * far)
     d_variance = 0.5 * q / mu * moved
     d_q = (1 - jnp.expm1(-epsilon) * near) / q
     return value, d_epsilon * tangents[0] + d_variance * tangents[1] + d_q * tangents[2]
 
 
-def log_delta_sampled(single: Single, epsilon: jax.Array, move: float = 0.0) -> jax.Array:
+def log_delta_sampled(single: Single, epsilon: jax.Array, move: jax.Array) -> jax.Array:
     """log delta of one Poisson-sampled Gaussian step (or of a Gaussian: q = 1) at any real epsilon.
 
     Args:
       single: the steps, (lanes,).
       epsilon: (lanes,), any real number or infinite.
-      move: 0 for the formula as computed; 1 and -1 for what bounds the exact value from above and from below.
+      move: (lanes,), 0 for the formula as computed; 1 and -1 for what bounds the exact value from above and below.
 
     Returns:
       log delta, (lanes,); -inf where delta is 0. Twice differentiable.
@@ -274,112 +298,138 @@ def _epsilon_at(single: Single, y: jax.Array) -> jax.Array:
 def _log_delta_at(single: Single, y: jax.Array) -> jax.Array:
     """log delta at ``_epsilon_at(single, y)``, free of the cancellation close to the largest loss."""
     plain = log_delta_gaussian(jnp.where(single.replace, 1.0, y), single.variance)
-    share = -y - jnp.log((1 - single.q) * -jnp.expm1(-y) + jnp.exp(-y))
+    some = single.q < 1
+    share = jnp.where(some, -y - jnp.log((1 - single.q) * -jnp.expm1(-y) + jnp.exp(-jnp.where(some, y, 0.0))), 0.0)
     plain = plain + jnp.log(single.q) + jnp.where(single.add, share, 0.0)
     twin = _log_replace(
         _epsilon_at(single, jnp.where(single.replace, y, 1.0)),
         jnp.where(single.replace, single.variance, 1.0),
         jnp.where(single.replace, single.q, 0.5),
-        0.0,
+        jnp.zeros_like(y),
     )
     return jnp.where(single.replace, twin, plain)
 
 
-def _root(single: Single, log_delta: jax.Array) -> jax.Array:
-    """y with ``_log_delta_at(single, y)`` = log_delta: Newton's method, inside a bracket that always shrinks.
-
-    log delta is concave in y (up to rounding), so that from above Newton's steps do not cross the root.
-    """
-    # delta is at most q delta_G(y; mu); replace-one: at most q delta_G(epsilon; 2 mu). delta_G <= exp(-a^2 / 2).
+def _top(single: Single, log_delta: jax.Array) -> jax.Array:
+    """A y beyond the root: delta_G <= exp(-a^2 / 2), and delta is at most q delta_G(y; mu) (replace: q delta_G(epsilon; 2 mu))."""
     reach = jnp.sqrt(2 * jnp.maximum(jnp.log(single.q) - log_delta, 0.0) * single.variance)
-    top = reach + 0.5 * single.variance
     wide = 2 * reach + 2 * single.variance
-    x = jnp.expm1(jnp.minimum(wide, 1.0)) / single.q
-    raised = jnp.where(wide > 1, wide + jnp.log((1 - (1 - single.q) * jnp.exp(-wide)) / single.q), log1p(x))
-    top = 1.001 * jnp.where(single.replace, raised, top)
+    far = wide > 1
+    odds = (1 - (1 - single.q) * jnp.exp(-wide)) / single.q
+    raised = jnp.where(far, wide + jnp.log(odds), log1p(jnp.expm1(jnp.where(far, 0.0, wide)) / single.q))
+    return 1.001 * jnp.where(single.replace, raised, reach + 0.5 * single.variance)
 
-    def value_and_slope(y):
-        return jax.jvp(lambda y: _log_delta_at(single, y), (y,), (jnp.ones_like(y),))
+
+def _root(single: Single, log_delta: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """y with ``_log_delta_at(single, y)`` = log_delta, and the slope there; 0 < variance < inf, the root is positive.
+
+    Newton's method in a bracket that always shrinks. log delta is concave in y but for rounding, so that Newton's steps from
+    above stay above.
+    """
 
     def body(carry):
-        i, y, low, high, _ = carry
-        value, slope = value_and_slope(y)
+        i, y, low, high, _, _ = carry
+        value, slope = jax.jvp(lambda y: _log_delta_at(single, y), (y,), (jnp.ones_like(y),))
         above = value > log_delta
         low, high = jnp.where(above, y, low), jnp.where(above, high, y)
         newton = y - (value - log_delta) / jnp.where(slope < 0, slope, -1.0)
         middle = jnp.where(4 * low < high, jnp.sqrt(jnp.maximum(low, 1e-6 * high) * high), 0.5 * (low + high))
-        usable = (slope < 0) & (newton > low) & (newton < high)
-        usable = usable & ((i < 40) | (i % np.int32(2) == 0))
+        usable = (slope < 0) & (newton > low) & (newton < high) & ((i < 40) | (i % np.int32(2) == 0))
         new = jnp.where(usable, newton, middle)
-        return i + np.int32(1), new, low, high, jnp.abs(new - y) > 4e-16 * y
+        return i + np.int32(1), new, low, high, slope, jnp.abs(new - y) > 4e-16 * y
 
-    start = (np.int32(0), top, jnp.zeros_like(top), top, top > 0)
-    return lax.while_loop(lambda carry: (carry[0] < 200) & jnp.any(carry[4]), body, start)[1]
+    top = _top(single, log_delta)
+    start = (np.int32(0), top, jnp.zeros_like(top), top, -jnp.ones_like(top), top > 0)
+    _, y, _, _, slope, _ = lax.while_loop(lambda carry: (carry[0] < 200) & jnp.any(carry[5]), body, start)
+    return y, slope
+
+
+@jax.custom_jvp
+def _crossed(single: Single, log_delta: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(epsilon, slope of log delta there, y) of the root; the last two carry no derivative."""
+    y, slope = _root(single, log_delta)
+    epsilon, stretch = jax.jvp(lambda y: _epsilon_at(single, y), (y,), (jnp.ones_like(y),))
+    return epsilon, slope / jnp.where(stretch > 0, stretch, 1.0), y
+
+
+@_crossed.defjvp
+def _crossed_jvp(primals, tangents):
+    """The implicit function's derivative, never that of the root finder."""
+    single, log_delta = primals
+    moved, d_log_delta = tangents
+    found = _crossed(single, log_delta)
+    epsilon = found[0]
+    still = jnp.zeros_like(epsilon)
+    profile = lambda variance, q, e: log_delta_sampled(single._replace(variance=variance, q=q), e, still)
+    at = (single.variance, single.q, epsilon)
+    _, slope = jax.jvp(profile, at, (still, still, still + 1))
+    _, change = jax.jvp(profile, at, (moved.variance, moved.q, still))
+    return found, ((d_log_delta - change) / slope, still, still)
 
 
 def epsilon_sampled(single: Single, log_delta: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The epsilon >= 0 at which one step (or a Gaussian) has ``log_delta``, both (lanes,).
 
     Returns:
-      (lower, estimate, upper). The ends enclose the exact epsilon: the moved formula is above ``log_delta`` at the lower
-      end and at or below it at the upper. All three have the estimate's derivatives: those of the implicit function by
-      two Newton steps, 0 where epsilon is clipped at 0 or infinite.
+      (lower, estimate, upper). The ends enclose the exact epsilon: the moved formula is at or above ``log_delta`` at the
+      lower end, and at or below it at the upper. All three have the estimate's derivatives, those of the implicit function; they
+      are 0 where epsilon is clipped at 0 or infinite. A delta out of reach of a bounded loss has the largest loss.
     """
     fixed = jax.tree.map(lax.stop_gradient, single)
     target = lax.stop_gradient(log_delta)
+    log_q = jnp.log(fixed.q)
     all_ = fixed.variance > _MOST
     bounded = fixed.add & (fixed.q < 1)
-    nothing = target >= log_delta_sampled(fixed, jnp.zeros_like(target))
-    flat = all_ & ~bounded  # delta does not depend on epsilon
+    at_zero = log_q + log_delta_gaussian(jnp.zeros_like(target), jnp.where(fixed.replace, 4.0, 1.0) * fixed.variance)
+    nothing = target >= at_zero
+    flat = all_ & ~bounded  # delta does not depend on epsilon >= 0
     endless = ~nothing & ~bounded & (flat | jnp.isneginf(target))
-    known = nothing | endless | (all_ & bounded) | (bounded & jnp.isneginf(target))
+    touched = ~nothing & bounded & all_  # delta is 1 - (1 - q) exp(epsilon)
+    edge = ~nothing & bounded & ~all_ & jnp.isneginf(target)
+    settled = nothing | endless | touched | edge
     stand_in = Single(jnp.ones_like(target), jnp.full_like(target, 0.5), fixed.add & False, fixed.replace & False)
-    easy = jax.tree.map(lambda a, b: jnp.where(known, a, b), stand_in, fixed)
-    y = lax.stop_gradient(_root(easy, jnp.where(known, -3.0, target)))
+    easy = jax.tree.map(lambda a, b: jnp.where(settled, a, b), stand_in, single)
+    epsilon, slope, y = _crossed(easy, jnp.where(settled, -3.0, log_delta))
+    edge = edge | (~settled & bounded & (y > _EDGE))
 
-    edge = ~nothing & bounded & ~all_ & (jnp.isneginf(target) | (~known & (y > _EDGE)))
-    known = known | edge
-    easy = jax.tree.map(lambda a, b: jnp.where(known, a, b), stand_in, single)
-    goal = jnp.where(known, -3.0, log_delta)
-    epsilon = jnp.where(known, 2.0, lax.stop_gradient(_epsilon_at(easy, y)))
-    for _ in range(2):  # with one, the second derivative would be wrong
-        value, slope = jax.jvp(lambda e: log_delta_sampled(easy, e), (epsilon,), (jnp.ones_like(epsilon),))
-        epsilon = epsilon - (value - goal) / slope
     loss = -log1p(-jnp.where(bounded, single.q, 0.5))  # the largest
-    free = ~nothing & all_ & bounded & jnp.isfinite(target)
-    spent = _log_one_minus_exp(jnp.where(free, log_delta, -1.0))
-    epsilon = jnp.where(edge, loss, jnp.where(free | (bounded & known & ~nothing), jnp.where(free, spent, 0.0) + loss, epsilon))
+    proper = touched & jnp.isfinite(target)
+    unspent = jnp.where(proper, _log_one_minus_exp(jnp.where(proper, log_delta, -1.0)), 0.0)
+    epsilon = jnp.where(edge | touched, loss + unspent, epsilon)
     epsilon = jnp.where(nothing, 0.0, jnp.where(endless, jnp.inf, jnp.maximum(epsilon, 0.0)))
+    lower, upper = _verified(fixed, target, lax.stop_gradient(epsilon), lax.stop_gradient(slope))
+    upper = jnp.where(bounded, jnp.minimum(upper, lax.stop_gradient(loss) * (1 + _SLACK)), upper)
+    # flat: 0 or infinite, and neither for certain if delta is q up to rounding
+    margin = jnp.where(log_q < 0, _SLACK * (1 - log_q), 0.0)
+    lower = jnp.where(flat, jnp.where(target >= log_q - margin, 0.0, jnp.inf), lower)
+    upper = jnp.where(flat, jnp.where(target >= log_q + margin, 0.0, jnp.inf), upper)
+    return _around(lower, epsilon, upper)
 
-    centre = lax.stop_gradient(epsilon)
-    certain = endless | ~jnp.isfinite(centre)
-    at = jnp.where(certain, 1.0, centre)
-    _, slope = jax.jvp(lambda e: log_delta_sampled(fixed, e), (at,), (jnp.ones_like(at),))
-    ulp = _SLACK * (at + jnp.where(all_, 0.0, fixed.variance))
-    width = _SLACK * (1 + jnp.abs(jnp.where(jnp.isfinite(target), target, 0.0)))
-    width = jnp.where(slope < 0, width / jnp.where(slope < 0, -slope, 1.0), 0.0) + 0.25 * ulp + 1e-300
-    width = jnp.where(jnp.isfinite(width), width, ulp + 1e-300)
-    upper, lower = at, at
+
+def _verified(single: Single, log_delta: jax.Array, epsilon: jax.Array, slope: jax.Array):
+    """Ends about ``epsilon`` at which the moved formula is on the safe side of ``log_delta``."""
+    finite = jnp.isfinite(epsilon)
+    at = jnp.where(finite, epsilon, 1.0)
+    ulp = _SLACK * (at + jnp.where(single.variance > _MOST, 0.0, single.variance))
+    width = _SLACK * (1 + jnp.abs(jnp.where(jnp.isfinite(log_delta), log_delta, 0.0)))
+    width = width / jnp.where(slope < 0, -slope, 1.0) + 0.25 * ulp
+    width = jnp.where(jnp.isfinite(width), width, ulp) + 1e-300
+    both = jax.tree.map(lambda a: jnp.concatenate([a, a]), single)
+    goal, side = jnp.concatenate([log_delta, log_delta]), jnp.repeat(np.array([-1.0, 1.0]), at.shape[0])
 
     def widen(carry):
-        i, width, lower, upper = carry
-        short = ~(log_delta_sampled(fixed, upper, 1.0) <= target)
-        long = (lower > 0) & ~(log_delta_sampled(fixed, lower, -1.0) >= target)
-        upper = jnp.where(short, at + width, upper)
-        lower = jnp.where(long, jnp.maximum(at - width, 0.0), lower)
-        return i + np.int32(1), jnp.where(short | long, 2 * width, 0.0), lower, upper
+        i, width, ends = carry
+        value = log_delta_sampled(both, ends, side)
+        bad = jnp.where(side > 0, ~(value <= goal), (ends > 0) & ~(value >= goal))
+        ends = jnp.where(bad, jnp.maximum(start + side * width, 0.0), ends)
+        return i + np.int32(1), jnp.where(bad, 2 * width, -jnp.abs(width)), ends
 
-    count = np.int32(0)
-    start = (count, width, lower, upper)
-    more = lambda carry: (carry[0] < 1100) & jnp.any(carry[1] > 0)
-    _, width, lower, upper = lax.while_loop(more, widen, start)
-    # never verified: no bound
-    lower, upper = jnp.where(width > 0, 0.0, lower), jnp.where(width > 0, jnp.inf, upper)
-    upper = jnp.where(bounded, jnp.minimum(upper, lax.stop_gradient(loss) * (1 + _SLACK)), upper)
-    margin = _SLACK * (1 + jnp.abs(jnp.log(fixed.q)))
-    lower = jnp.where(flat, jnp.where(target >= jnp.log(fixed.q) - margin, 0.0, jnp.inf), jnp.where(certain, centre, lower))
-    upper = jnp.where(flat, jnp.where(target >= jnp.minimum(jnp.log(fixed.q) + margin, 0.0), 0.0, jnp.inf), jnp.where(certain, centre, upper))
-    return _around(lower, epsilon, upper)
+    start = jnp.concatenate([at, at])
+    carry = (np.int32(0), jnp.concatenate([width, width]), start)
+    _, width, ends = lax.while_loop(lambda carry: (carry[0] < 1100) & jnp.any(carry[1] > 0), widen, carry)
+    ends = jnp.where(width > 0, jnp.where(side > 0, jnp.inf, 0.0), ends)  # not verified
+    lower, upper = jnp.split(ends, 2)
+    return jnp.where(finite, lower, epsilon), jnp.where(finite, upper, epsilon)
 
 
 def _around(lower: jax.Array, estimate: jax.Array, upper: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -443,8 +493,11 @@ def solve(problem: Problem, given: jax.Array, *, unknown: str) -> tuple[jax.Arra
     if unknown == "epsilon":
         ends = epsilon_sampled(safe, x)
     else:
-        fixed = jax.tree.map(lax.stop_gradient, safe)
-        lower, upper = (log_delta_sampled(fixed, lax.stop_gradient(x), move) for move in (-1.0, 1.0))
-        ends = _around(lower, log_delta_sampled(safe, x), upper)
+        still = jnp.zeros_like(x)
+        fixed = jax.tree.map(lambda a: jnp.concatenate([lax.stop_gradient(a)] * 2), safe)
+        twice = jnp.concatenate([lax.stop_gradient(x)] * 2)
+        moved = log_delta_sampled(fixed, twice, jnp.concatenate([still - 1, still + 1]))
+        lower, upper = jnp.split(moved, 2)
+        ends = _around(lower, log_delta_sampled(safe, x, still), upper)
     lower, estimate, upper = (jnp.where(bad, jnp.nan, v) for v in ends)
     return lower, estimate, upper
