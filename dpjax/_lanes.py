@@ -16,7 +16,7 @@ from dpjax._plan import Problem
 from dpjax.pairs import SampledGaussianPair
 
 _CHUNK = 32  # lanes that run in one loop under tracing; more would wait for the slowest
-_BUCKETS = (1, 8, 64)  # sizes that concrete batches are padded to, so that few programs are compiled
+_BUCKETS = (2, 64)  # sizes that concrete batches are padded to, so that few programs are compiled
 _SMALL, _LARGE = (64, 16, 64), (64, 128)  # (capacity, block, x_block) of the first try; blocks of the second
 _SMALL_ONE = (64, 64, 128)
 

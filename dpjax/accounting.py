@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from dpjax import _lanes, _precision, _validate, closed_form, composition
 from dpjax._plan import Problem, largest_loss, log_touched
-from dpjax.mechanisms import Adjacency, Mechanism
+from dpjax.mechanisms import Adjacency, Mechanism, PoissonSampled
 from dpjax.pairs import SampledGaussianPair, directions
 
 METHODS = ("auto", "closed_form", "contour", "levy")
@@ -80,6 +80,7 @@ class _Query(NamedTuple):
     method: str
     rtol: float
     max_nodes: int
+    single: bool  # one run of one mechanism
 
 
 _ROUNDING = (_precision.DOWN, _precision.NEAREST, _precision.UP) + (_precision.INTEGER,) * 3
@@ -259,7 +260,7 @@ def _ask(mechanism, number, given, answer, adjacency, method, rtol, max_nodes, p
     _validate.in_range("max_nodes", max_nodes, 64, 65536, integral=True)
     composition.check(mechanism)
     laid = composition.layout(mechanism, number)
-    query = _Query(laid.structure, adjacency, answer, given, method, rtol, int(max_nodes))
+    query = _Query(laid.structure, adjacency, answer, given, method, rtol, int(max_nodes), isinstance(mechanism, PoissonSampled))
     args = (*laid.leaves, laid.given)
     if any(_validate.is_traced(a) for a in args):
         flat = _precision.traced(_answer_traced, query, args, _ROUNDING)
@@ -358,14 +359,17 @@ def _engines(query: _Query, lanes: _Direction, solve_closed, solve_contour) -> t
         found = levy.solve(lanes.problem, lanes.given, unknown=settings.unknown, rtol=query.rtol)
         status = xp.where(found.converged, int(Status.CONVERGED), int(Status.ROUNDING))
         return found.lower, found.estimate, found.upper, status, zero + int(Method.LEVY), zero + found.nodes
-    exact = closed_form.applies(lanes.problem)
+    # Whether a traced count is 1 is not known: only a record that is a single step goes to the closed form then.
+    traced = xp is jnp
+    single = components == 0 or query.single
+    exact = closed_form.applies(lanes.problem) if not traced else xp.zeros(zero.shape, bool) | single
     if query.method == "contour":
         exact = exact & False
     closed = by_contour = None
-    if query.method != "contour":
+    if query.method == "closed_form" or (query.method == "auto" and (single or not traced)):
         ends = solve_closed(settings, lanes.problem, lanes.given, exact | lanes.settled)
         closed = (*ends, zero + int(Status.CONVERGED), zero + int(Method.CLOSED_FORM), zero)
-    if query.method == "contour" or (query.method == "auto" and components):
+    if query.method == "contour" or (query.method == "auto" and components and not (traced and single)):
         found = solve_contour(settings, lanes.problem, lanes.given, exact | lanes.settled)
         short = xp.where(found.cancelled, int(Status.ROUNDING), int(Status.MAX_NODES))
         status = xp.where(found.converged, int(Status.CONVERGED), short)
@@ -472,11 +476,7 @@ def _answer_traced(query: _Query, *args: jax.Array) -> tuple:
     lower, estimate, upper, *codes = _answer(query, args, solve_closed, solve_contour)
     # an invalid argument poisons every derivative, not only the value
     invalid = codes[0] == int(Status.INVALID)
-    poison = sum(
-        jnp.sum(jnp.where(_like(invalid, x), jnp.nan * x, 0.0).reshape(invalid.shape[0], -1), 1) for x in args
-    )
+    factor = jnp.where(invalid, jnp.nan, 0.0)
+    poison = sum(factor * jnp.sum(jnp.where(jnp.isfinite(x), x, 0.0).reshape(x.shape[0], -1), 1) for x in args)
     return lower, estimate + poison, upper, *codes
 
-
-def _like(flag: jax.Array, x: jax.Array) -> jax.Array:
-    return flag.reshape(flag.shape + (1,) * (x.ndim - 1))

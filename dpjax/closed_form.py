@@ -64,13 +64,14 @@ class Single(NamedTuple):
     Attributes:
       variance: mu^2, of a record's full move: 1 / sigma^2 (replace-one too).
       q: sampling probability; 1 for a Gaussian.
-      add, replace: booleans; a lane with neither is remove, or a Gaussian.
+      add: whether the direction is add; otherwise it is remove (or a Gaussian), unless
+      replace: says replace-one. None if no lane is, which compiles faster.
     """
 
     variance: jax.Array
     q: jax.Array
     add: jax.Array
-    replace: jax.Array
+    replace: jax.Array | None
 
 
 def _log_laplace(x: jax.Array, step: jax.Array | None = None) -> jax.Array:
@@ -233,6 +234,38 @@ def _log_replace_jvp(primals, tangents):
     return value, d_epsilon * tangents[0] + d_variance * tangents[1] + d_q * tangents[2]
 
 
+def _log_share(variance: jax.Array, q: jax.Array, add: jax.Array, e: jax.Array, slack: jax.Array) -> jax.Array:
+    """Remove and add: a share of a Gaussian's profile."""
+    x = jnp.expm1(jnp.minimum(e, 700.0))
+    c = q - (1 - q) * x
+    c = c + slack * (q + (1 - q) * jnp.abs(x))
+    zero = add & (c <= 0)
+    below = ~add & (x <= -q)
+    share = jnp.where(add & ~zero, c, q)
+    ratio = jnp.where(below | zero, 0.0, x / share)
+    far = ~(below | zero) & ((e > 1) | (add & (ratio < -0.5)))
+    odds = jnp.where(add, q / share, (1 - (1 - q) * jnp.exp(-jnp.maximum(e, 0.0))) / q)
+    inner = jnp.where(far, e + jnp.log(jnp.where(far, odds, 1.0)), log1p(jnp.where(far, 0.0, ratio)))
+    inner = inner - slack * (jnp.abs(inner) + jnp.minimum(variance, _MOST))
+    log_delta = jnp.log(share) + log_delta_gaussian(inner, variance)
+    log_delta = jnp.where(below, _log_one_minus_exp(jnp.where(below, e, -1.0)), log_delta)
+    return jnp.where(zero, -jnp.inf, log_delta)
+
+
+def _log_either_side(variance: jax.Array, q: jax.Array, replace: jax.Array, e: jax.Array, move: jax.Array) -> jax.Array:
+    """Replace-one at any epsilon and variance."""
+    none, all_ = variance < _LEAST, variance > _MOST
+    usual = replace & ~none & ~all_
+    negative = replace & (e < 0)
+    below = jnp.where(negative, e, -0.5)
+    log_delta = _log_replace(
+        jnp.where(replace, jnp.abs(e), 1.0), jnp.where(usual, variance, 1.0), jnp.where(usual, q, 0.5), move
+    )
+    log_delta = jnp.where(all_, jnp.log(q), log_delta)
+    log_delta = jnp.where(negative, _reflect(below, log_delta), log_delta)
+    return jnp.where(none, jnp.where(negative, _log_one_minus_exp(below), -jnp.inf), log_delta)
+
+
 def log_delta_sampled(single: Single, epsilon: jax.Array, move: jax.Array) -> jax.Array:
     """log delta of one Poisson-sampled Gaussian step (or of a Gaussian: q = 1) at any real epsilon.
 
@@ -247,38 +280,17 @@ def log_delta_sampled(single: Single, epsilon: jax.Array, move: jax.Array) -> ja
     variance, q, add, replace = single
     slack = move * _SLACK
     e = jnp.clip(epsilon, -_FAR, _FAR)
-
-    # remove and add: a share of a Gaussian's profile at `inner`
-    x = jnp.expm1(jnp.minimum(e, 700.0))
-    c = q - (1 - q) * x
-    c = c + slack * (q + (1 - q) * jnp.abs(x))
-    zero = add & (c <= 0)
-    below = ~add & ~replace & (x <= -q)
-    share = jnp.where(add & ~zero, c, q)
-    ratio = jnp.where(below | zero, 0.0, x / share)
-    far = ~(below | zero) & ((e > 1) | (add & (ratio < -0.5)))
-    odds = jnp.where(add, q / share, (1 - (1 - q) * jnp.exp(-jnp.maximum(e, 0.0))) / q)
-    inner = jnp.where(far, e + jnp.log(jnp.where(far, odds, 1.0)), log1p(jnp.where(far, 0.0, ratio)))
-    inner = jnp.where(replace, 1.0, inner)
-    simple = jnp.log(share) + log_delta_gaussian(inner - slack * (jnp.abs(inner) + variance), variance)
-    simple = jnp.where(below, _log_one_minus_exp(jnp.where(below, e, -1.0)), jnp.where(zero, -jnp.inf, simple))
-
-    # replace-one
-    none, all_ = variance < _LEAST, variance > _MOST
-    usual = replace & ~none & ~all_
-    size = jnp.where(replace, jnp.abs(e), 1.0)
-    twin = _log_replace(size, jnp.where(usual, variance, 1.0), jnp.where(usual, q, 0.5), move)
-    twin = jnp.where(all_, jnp.log(q), jnp.where(none, -jnp.inf, twin))
-    negative = replace & (e < 0)
-    mirrored = _reflect(jnp.where(negative, e, -0.5), jnp.where(negative & usual, twin, -1.0))
-    bare = _log_one_minus_exp(jnp.where(negative & none, e, -1.0))
-    mirrored = jnp.where(none, bare, jnp.where(all_, _reflect(jnp.where(negative, e, -0.5), jnp.log(q)), mirrored))
-    log_delta = jnp.where(replace, jnp.where(negative, mirrored, twin), simple)
-
+    log_delta = _log_share(variance, q, add, e, slack)
+    if replace is not None:
+        log_delta = jnp.where(replace, _log_either_side(variance, q, replace, e, move), log_delta)
     finite = jnp.isfinite(log_delta)
     log_delta = log_delta + jnp.where(finite, slack * (1 + jnp.abs(jnp.where(finite, log_delta, 0.0))), 0.0)
-    log_delta = jnp.where(jnp.isposinf(epsilon) & (add | ~all_), -jnp.inf, jnp.minimum(log_delta, 0.0))
+    log_delta = jnp.where(jnp.isposinf(epsilon) & (add | (variance <= _MOST)), -jnp.inf, jnp.minimum(log_delta, 0.0))
     return jnp.where(jnp.isneginf(epsilon), 0.0, log_delta)
+
+
+def _replaces(single: Single) -> jax.Array:
+    return jnp.zeros_like(single.add) if single.replace is None else single.replace
 
 
 def _epsilon_at(single: Single, y: jax.Array) -> jax.Array:
@@ -297,17 +309,13 @@ def _epsilon_at(single: Single, y: jax.Array) -> jax.Array:
 
 def _log_delta_at(single: Single, y: jax.Array) -> jax.Array:
     """log delta at ``_epsilon_at(single, y)``, free of the cancellation close to the largest loss."""
-    plain = log_delta_gaussian(jnp.where(single.replace, 1.0, y), single.variance)
     some = single.q < 1
     share = jnp.where(some, -y - jnp.log((1 - single.q) * -jnp.expm1(-y) + jnp.exp(-jnp.where(some, y, 0.0))), 0.0)
-    plain = plain + jnp.log(single.q) + jnp.where(single.add, share, 0.0)
-    twin = _log_replace(
-        _epsilon_at(single, jnp.where(single.replace, y, 1.0)),
-        jnp.where(single.replace, single.variance, 1.0),
-        jnp.where(single.replace, single.q, 0.5),
-        jnp.zeros_like(y),
-    )
-    return jnp.where(single.replace, twin, plain)
+    log_delta = log_delta_gaussian(y, single.variance) + jnp.log(single.q) + jnp.where(single.add, share, 0.0)
+    if single.replace is None:
+        return log_delta
+    twin = _log_replace(_epsilon_at(single, y), single.variance, single.q, jnp.zeros_like(y))
+    return jnp.where(single.replace, twin, log_delta)
 
 
 def _top(single: Single, log_delta: jax.Array) -> jax.Array:
@@ -317,7 +325,7 @@ def _top(single: Single, log_delta: jax.Array) -> jax.Array:
     far = wide > 1
     odds = (1 - (1 - single.q) * jnp.exp(-wide)) / single.q
     raised = jnp.where(far, wide + jnp.log(odds), log1p(jnp.expm1(jnp.where(far, 0.0, wide)) / single.q))
-    return 1.001 * jnp.where(single.replace, raised, reach + 0.5 * single.variance)
+    return 1.001 * jnp.where(_replaces(single), raised, reach + 0.5 * single.variance)
 
 
 def _root(single: Single, log_delta: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -380,15 +388,15 @@ def epsilon_sampled(single: Single, log_delta: jax.Array) -> tuple[jax.Array, ja
     log_q = jnp.log(fixed.q)
     all_ = fixed.variance > _MOST
     bounded = fixed.add & (fixed.q < 1)
-    at_zero = log_q + log_delta_gaussian(jnp.zeros_like(target), jnp.where(fixed.replace, 4.0, 1.0) * fixed.variance)
+    at_zero = log_delta_gaussian(jnp.zeros_like(target), jnp.where(_replaces(fixed), 4.0, 1.0) * fixed.variance)
+    at_zero = log_q + at_zero
     nothing = target >= at_zero
     flat = all_ & ~bounded  # delta does not depend on epsilon >= 0
     endless = ~nothing & ~bounded & (flat | jnp.isneginf(target))
     touched = ~nothing & bounded & all_  # delta is 1 - (1 - q) exp(epsilon)
     edge = ~nothing & bounded & ~all_ & jnp.isneginf(target)
     settled = nothing | endless | touched | edge
-    stand_in = Single(jnp.ones_like(target), jnp.full_like(target, 0.5), fixed.add & False, fixed.replace & False)
-    easy = jax.tree.map(lambda a, b: jnp.where(settled, a, b), stand_in, single)
+    easy = single._replace(variance=jnp.where(settled, 1.0, single.variance), q=jnp.where(settled, 0.5, single.q))
     epsilon, slope, y = _crossed(easy, jnp.where(settled, -3.0, log_delta))
     edge = edge | (~settled & bounded & (y > _EDGE))
 
@@ -486,17 +494,18 @@ def solve(problem: Problem, given: jax.Array, *, unknown: str) -> tuple[jax.Arra
     variance = jnp.where(stepped, jnp.where(tiny, jnp.inf, 1 / jnp.where(tiny, 1.0, sigma) ** 2), variance)
     rises = jnp.any(only[..., None] & (pair.beta > 0), (-2, -1))
     falls = jnp.any(only[..., None] & (pair.beta < 0), (-2, -1))
-    single = Single(variance, q, falls & ~rises, falls & rises)
+    twice = pair.sign.shape[-1] > 1
+    single = Single(variance, q, falls & ~rises, falls & rises if twice else None)
     bad = ~exact | jnp.isnan(given) | ~(variance >= 0) | ~((q > 0) & (q <= 1))
-    safe = Single(jnp.where(bad, 1.0, variance), jnp.where(bad, 0.5, q), single.add, single.replace)
+    safe = single._replace(variance=jnp.where(bad, 1.0, variance), q=jnp.where(bad, 0.5, q))
     x = jnp.where(bad, -1.0, given)
     if unknown == "epsilon":
         ends = epsilon_sampled(safe, x)
     else:
         still = jnp.zeros_like(x)
         fixed = jax.tree.map(lambda a: jnp.concatenate([lax.stop_gradient(a)] * 2), safe)
-        twice = jnp.concatenate([lax.stop_gradient(x)] * 2)
-        moved = log_delta_sampled(fixed, twice, jnp.concatenate([still - 1, still + 1]))
+        both = jnp.concatenate([lax.stop_gradient(x)] * 2)
+        moved = log_delta_sampled(fixed, both, jnp.concatenate([still - 1, still + 1]))
         lower, upper = jnp.split(moved, 2)
         ends = _around(lower, log_delta_sampled(safe, x, still), upper)
     lower, estimate, upper = (jnp.where(bad, jnp.nan, v) for v in ends)
