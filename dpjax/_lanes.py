@@ -76,7 +76,9 @@ def _evaluate(settings: Settings, constants: tuple, xs: tuple, order: int) -> tu
     chunks = -(-lanes // size)
     padded = jax.tree.map(lambda a: jnp.concatenate([a, jnp.repeat(a[:1], chunks * size - lanes, 0)]), (problem, given))
     split = jax.tree.map(lambda a: a.reshape((chunks, size, *a.shape[1:])), padded)
-    answer, derivatives = lax.map(one_chunk, split) if chunks > 1 else jax.tree.map(lambda a: a[None], one_chunk((problem, given)))
+    answer, derivatives = (
+        lax.map(one_chunk, split) if chunks > 1 else jax.tree.map(lambda a: a[None], one_chunk((problem, given)))
+    )
     join = lambda a: a.reshape((chunks * size, *a.shape[2:]))[:lanes]
     answer = jax.tree.map(join, answer)
     if order == 0:
@@ -140,7 +142,9 @@ def solve_concrete(settings: Settings, problem: Problem, given: np.ndarray) -> A
     return answer
 
 
-def _run(settings: Settings, problem: Problem, given, which, answer: Answer, capacity: int, block: int, x_block: int) -> None:
+def _run(
+    settings: Settings, problem: Problem, given, which, answer: Answer, capacity: int, block: int, x_block: int
+) -> None:
     """Solves the lanes ``which`` and writes them into ``answer``."""
     wide = problem.pair.sigma.shape[1] > 16 or capacity > 64
     buckets = _BUCKETS[:1] if wide else _BUCKETS

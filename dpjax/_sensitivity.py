@@ -57,15 +57,15 @@ def _cumulant_derivatives(problem: Problem, plan: Plan, t: jax.Array, moments: c
     ]
 
     def weighted(columns):
-        total = None
-        for c, column in columns:
-            term = _mul(c, mean(column))
-            total = term if total is None else _add(total, term)
+        (c, column), *rest = columns
+        total = _mul(c, mean(column))
+        for c, column in rest:
+            total = _add(total, _mul(c, mean(column)))
         return total
 
     first = [weighted([(coefficient[j], 2 * j + p) for j in range(parts)]) for p in range(2)]
     if order < 2:
-        return first, None
+        return first, []
     base, n = 2 * parts, 2 * parts
     product = lambda i, k: base + 3 * parts + min(i, k) * n - min(i, k) * (min(i, k) - 1) // 2 + abs(i - k)
     second = []

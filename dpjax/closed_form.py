@@ -40,18 +40,56 @@ _SLACK = _ULPS * 2.0**-53
 # NumPy's weights are off by up to 1e-12.
 _CUT = 45.0
 _NODES = (  # the lower half; the upper is its mirror
-    0.0006144963737869407, 0.003234913866824621, 0.007937708138586571, 0.014704203726876374, 0.02350614841978457,
-    0.034306654646722834, 0.04706043164221516, 0.06171398986287606, 0.07820586918780323, 0.09646689798527869,
-    0.11642048374212983, 0.13798293453809268, 0.16106381018366805, 0.1855663016117432, 0.21138763695801366,
-    0.23841951263888347, 0.2665485476245208, 0.2956567590046416, 0.32562205685391965, 0.3563187563222722,
-    0.38761810480265546, 0.41938882196555416, 0.4514976503952686, 0.4838099145185653,
+    0.0006144963737869407,
+    0.003234913866824621,
+    0.007937708138586571,
+    0.014704203726876374,
+    0.02350614841978457,
+    0.034306654646722834,
+    0.04706043164221516,
+    0.06171398986287606,
+    0.07820586918780323,
+    0.09646689798527869,
+    0.11642048374212983,
+    0.13798293453809268,
+    0.16106381018366805,
+    0.1855663016117432,
+    0.21138763695801366,
+    0.23841951263888347,
+    0.2665485476245208,
+    0.2956567590046416,
+    0.32562205685391965,
+    0.3563187563222722,
+    0.38761810480265546,
+    0.41938882196555416,
+    0.4514976503952686,
+    0.4838099145185653,
 )
 _WEIGHTS = (
-    0.0015766730261529192, 0.0036637769506381312, 0.00573861728961727, 0.007789657861471924, 0.009808080228677764,
-    0.01178538041966219, 0.013713254854178474, 0.015583613916399045, 0.01738861128238522, 0.019120675532915354,
-    0.020772541471732374, 0.02233728042834714, 0.02380832924624524, 0.025179517776927236, 0.026445094742596834,
-    0.027599751849992082, 0.028638646050201607, 0.029557419849197818, 0.03035221958294694, 0.031019711579946332,
-    0.03155709614312701, 0.03196211929232409, 0.032233082217975044, 0.03236884840634196,
+    0.0015766730261529192,
+    0.0036637769506381312,
+    0.00573861728961727,
+    0.007789657861471924,
+    0.009808080228677764,
+    0.01178538041966219,
+    0.013713254854178474,
+    0.015583613916399045,
+    0.01738861128238522,
+    0.019120675532915354,
+    0.020772541471732374,
+    0.02233728042834714,
+    0.02380832924624524,
+    0.025179517776927236,
+    0.026445094742596834,
+    0.027599751849992082,
+    0.028638646050201607,
+    0.029557419849197818,
+    0.03035221958294694,
+    0.031019711579946332,
+    0.03155709614312701,
+    0.03196211929232409,
+    0.032233082217975044,
+    0.03236884840634196,
 )
 _LEAST, _MOST = 1e-200, 1e200  # variances outside are 0 and infinite
 _FAR = 1e15  # epsilons beyond are not told apart
@@ -318,6 +356,11 @@ def _log_delta_at(single: Single, y: jax.Array) -> jax.Array:
     return jnp.where(single.replace, twin, log_delta)
 
 
+def _unless(settled: jax.Array, single: Single) -> Single:
+    """An ordinary step in the lanes that need none."""
+    return single._replace(variance=jnp.where(settled, 1.0, single.variance), q=jnp.where(settled, 0.5, single.q))
+
+
 def _top(single: Single, log_delta: jax.Array) -> jax.Array:
     """A y beyond the root: delta_G <= exp(-a^2 / 2), and delta is at most q delta_G(y; mu) (replace: q delta_G(epsilon; 2 mu))."""
     reach = jnp.sqrt(2 * jnp.maximum(jnp.log(single.q) - log_delta, 0.0) * single.variance)
@@ -353,26 +396,24 @@ def _root(single: Single, log_delta: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 @jax.custom_jvp
-def _crossed(single: Single, log_delta: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(epsilon, slope of log delta there, y) of the root; the last two carry no derivative."""
-    y, slope = _root(single, log_delta)
-    epsilon, stretch = jax.jvp(lambda y: _epsilon_at(single, y), (y,), (jnp.ones_like(y),))
-    return epsilon, slope / jnp.where(stretch > 0, stretch, 1.0), y
+def _implicit(single: Single, log_delta: jax.Array, y: jax.Array) -> jax.Array:
+    """The epsilon of the root y, as a function of the step and of log delta."""
+    del log_delta
+    return _epsilon_at(single, y)
 
 
-@_crossed.defjvp
-def _crossed_jvp(primals, tangents):
-    """The implicit function's derivative, never that of the root finder."""
-    single, log_delta = primals
-    moved, d_log_delta = tangents
-    found = _crossed(single, log_delta)
-    epsilon = found[0]
-    still = jnp.zeros_like(epsilon)
+@_implicit.defjvp
+def _implicit_jvp(primals, tangents):
+    """The implicit function's derivative: y counts as the root that it is, not as an argument."""
+    single, _, y = primals
+    moved, d_log_delta, _ = tangents
+    epsilon = _implicit(*primals)
+    still = jnp.zeros_like(y)
     profile = lambda variance, q, e: log_delta_sampled(single._replace(variance=variance, q=q), e, still)
     at = (single.variance, single.q, epsilon)
     _, slope = jax.jvp(profile, at, (still, still, still + 1))
     _, change = jax.jvp(profile, at, (moved.variance, moved.q, still))
-    return found, ((d_log_delta - change) / slope, still, still)
+    return epsilon, (d_log_delta - change) / slope
 
 
 def epsilon_sampled(single: Single, log_delta: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -396,16 +437,19 @@ def epsilon_sampled(single: Single, log_delta: jax.Array) -> tuple[jax.Array, ja
     touched = ~nothing & bounded & all_  # delta is 1 - (1 - q) exp(epsilon)
     edge = ~nothing & bounded & ~all_ & jnp.isneginf(target)
     settled = nothing | endless | touched | edge
-    easy = single._replace(variance=jnp.where(settled, 1.0, single.variance), q=jnp.where(settled, 0.5, single.q))
-    epsilon, slope, y = _crossed(easy, jnp.where(settled, -3.0, log_delta))
+    y, slope = lax.stop_gradient(_root(_unless(settled, fixed), jnp.where(settled, -3.0, target)))
     edge = edge | (~settled & bounded & (y > _EDGE))
+    settled = settled | edge
+    easy, y = _unless(settled, single), jnp.where(settled, 1.0, y)
+    epsilon = _implicit(easy, jnp.where(settled, -3.0, log_delta), y)
+    _, stretch = jax.jvp(lambda y: _epsilon_at(_unless(settled, fixed), y), (y,), (jnp.ones_like(y),))
 
     loss = -log1p(-jnp.where(bounded, single.q, 0.5))  # the largest
     proper = touched & jnp.isfinite(target)
     unspent = jnp.where(proper, _log_one_minus_exp(jnp.where(proper, log_delta, -1.0)), 0.0)
     epsilon = jnp.where(edge | touched, loss + unspent, epsilon)
     epsilon = jnp.where(nothing, 0.0, jnp.where(endless, jnp.inf, jnp.maximum(epsilon, 0.0)))
-    lower, upper = _verified(fixed, target, lax.stop_gradient(epsilon), lax.stop_gradient(slope))
+    lower, upper = _verified(fixed, target, lax.stop_gradient(epsilon), slope / jnp.where(stretch > 0, stretch, 1.0))
     upper = jnp.where(bounded, jnp.minimum(upper, lax.stop_gradient(loss) * (1 + _SLACK)), upper)
     # flat: 0 or infinite, and neither for certain if delta is q up to rounding
     margin = jnp.where(log_q < 0, _SLACK * (1 - log_q), 0.0)
@@ -490,8 +534,10 @@ def solve(problem: Problem, given: jax.Array, *, unknown: str) -> tuple[jax.Arra
     sigma = jnp.where(stepped, jnp.sum(jnp.where(only, pair.sigma, 0.0), -1), 1.0)
     q = jnp.where(stepped, jnp.sum(jnp.where(only, pair.q, 0.0), -1), 1.0)
     variance = jnp.where(exact & ~stepped, problem.variance, 1.0)
-    tiny = sigma < 1e-140
-    variance = jnp.where(stepped, jnp.where(tiny, jnp.inf, 1 / jnp.where(tiny, 1.0, sigma) ** 2), variance)
+    usual = (sigma > 1e-140) & (sigma < jnp.inf)
+    limit = jnp.where(sigma >= 0, jnp.where(sigma > 1, 0.0, jnp.inf), jnp.nan)
+    squared = jnp.where(usual, (1 / jnp.where(usual, sigma, 1.0)) ** 2, limit)
+    variance = jnp.where(stepped, squared, variance)
     rises = jnp.any(only[..., None] & (pair.beta > 0), (-2, -1))
     falls = jnp.any(only[..., None] & (pair.beta < 0), (-2, -1))
     twice = pair.sign.shape[-1] > 1

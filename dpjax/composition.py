@@ -48,7 +48,11 @@ def check(mechanism: Mechanism) -> None:
 
 def _own_leaves(mechanism: Mechanism) -> list:
     """The numbers of a record that is not a schedule, without those inside schedules."""
-    return [x for x in jax.tree.leaves(mechanism, is_leaf=lambda m: isinstance(m, ComposedOver)) if not isinstance(x, ComposedOver)]
+    return [
+        x
+        for x in jax.tree.leaves(mechanism, is_leaf=lambda m: isinstance(m, ComposedOver))
+        if not isinstance(x, ComposedOver)
+    ]
 
 
 def _schedules(mechanism: Mechanism) -> list[ComposedOver]:

@@ -177,6 +177,7 @@ def _kernel(s: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def block_nodes(plan: Plan, h: jax.Array, start: jax.Array, size: int):
+    """(t, log of the weight) of a block of nodes, (lanes, size); the weight is half at n = 0, and 0 past the last."""
     n = start + np.arange(size, dtype=np.int32)
     t = n.astype(h.dtype) * h[:, None]
     half = jnp.where(n == 0, np.log(0.5), 0.0)
@@ -184,7 +185,9 @@ def block_nodes(plan: Plan, h: jax.Array, start: jax.Array, size: int):
     return t, jnp.where(inside, half, -jnp.inf)
 
 
-def integrand(problem: Problem, plan: Plan, tilt: Tilt, t, half, log_modulus, angle, eps) -> tuple[jax.Array, jax.Array]:
+def integrand(
+    problem: Problem, plan: Plan, tilt: Tilt, t, half, log_modulus, angle, eps
+) -> tuple[jax.Array, jax.Array]:
     """log modulus and phase of the terms at t, without exp(K(s) - s eps); (lanes, nodes).
 
     ``half`` is the log of the term's weight; ``log_modulus`` and ``angle`` are those of the components' phi.
@@ -326,7 +329,9 @@ def certify(problem: Problem, plan: Plan, tilt: Tilt, on: Line, eps: jax.Array, 
 _UP, _DOWN = np.asarray([0.0, 1.0, 1.5, 4.0, 20.0]), np.asarray([1.0, 1.5, 4.0])
 
 
-def _epsilon_ends(plan: Plan, tilt: Tilt, on: Line, eps: jax.Array, slope: jax.Array, over: jax.Array, under: jax.Array):
+def _epsilon_ends(
+    plan: Plan, tilt: Tilt, on: Line, eps: jax.Array, slope: jax.Array, over: jax.Array, under: jax.Array
+):
     """(lower, upper): tried eps' at which the certified bounds on delta lie on the right side of the target.
 
     ``over`` and ``under`` are the errors of the estimate's upper and lower bound at ``eps``. Every error falls with
@@ -456,7 +461,7 @@ def solve(
     shapes = jax.eval_shape(lambda: evaluate(choose(problem, eps0, log0, none * 0 + tol), given > 0))
     blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
     blank = blank._replace(lower=given * 0 - jnp.inf, upper=given * 0 + jnp.inf, estimate=none)
-    start = _State(np.int32(0), given != given, eps0, log0, given * 0 + tol, blank)
+    start = _State(jnp.int32(0), given != given, eps0, log0, given * 0 + tol, blank)
     found = lax.while_loop(lambda s: (s.passes < _PASSES) & ~jnp.all(s.done), again, start).solution
     return _limits(problem, given, found, for_epsilon)
 
