@@ -128,7 +128,7 @@ def epsilon(
       1.8282366665
       >>> gradient = jax.grad(lambda s: dpjax.epsilon(dpjax.dpsgd(s, 0.01, 1000), delta=1e-5))(1.0)
       >>> print(f"{gradient:.4f}")
-      -3.8203
+      -3.8226
     """
     return epsilon_bounds(
         mechanism, delta, log_delta=log_delta, adjacency=adjacency, method=method, rtol=rtol, max_nodes=max_nodes,
