@@ -467,7 +467,7 @@ def _verified(single: Single, log_delta: jax.Array, epsilon: jax.Array, slope: j
     width = width / jnp.where(slope < 0, -slope, 1.0) + 0.25 * ulp
     width = jnp.where(jnp.isfinite(width), width, ulp) + 1e-300
     both = jax.tree.map(lambda a: jnp.concatenate([a, a]), single)
-    goal, side = jnp.concatenate([log_delta, log_delta]), np.repeat([-1.0, 1.0], at.shape[0])
+    goal, side = jnp.concatenate([log_delta, log_delta]), jnp.asarray(np.repeat([-1.0, 1.0], at.shape[0]))
 
     def widen(carry):
         i, width, ends = carry
