@@ -282,7 +282,6 @@ def _log_upper(wave: _Wave, epsilon: jax.Array) -> jax.Array:
     wrapped = _wrapped(wave, epsilon)
     best = jnp.minimum(value + error, above + above_error) + wrapped
     chernoff = _chernoff(wave.order, wave.log_mgf_p, epsilon)
-    chernoff = jnp.where(wave.outside > 0, jnp.logaddexp(chernoff, jnp.log(wave.outside + 1e-300)), chernoff)
     found = jnp.where(best > 0, jnp.log(jnp.maximum(best, 1e-300)), jnp.inf)
     found = jnp.where(jnp.isnan(found), jnp.inf, found)
     return jnp.minimum(jnp.minimum(found, chernoff), 0.0)
@@ -352,9 +351,9 @@ def bracket(
 
 
 def _bisect(holds, high: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(last point where ``holds`` was False, first where it was True), from [0, high]; ``holds(high)`` is taken as given.
+    """(last point where ``holds`` was False, first where it was True), from [0, high].
 
-    Both are 0 where ``holds(0)``.
+    Both are 0 where ``holds(0)``; infinite where ``holds`` was never True.
     """
 
     def halve(_, ends):
@@ -364,6 +363,7 @@ def _bisect(holds, high: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.where(yes, low, middle), jnp.where(yes, middle, high)
 
     low, high_end = lax.fori_loop(0, _HALVINGS, halve, (jnp.zeros_like(high), high))
+    high_end = jnp.where((high_end < high) | holds(high), high_end, jnp.inf)
     at_zero = holds(jnp.zeros_like(high))
     return jnp.where(at_zero, 0.0, low), jnp.where(at_zero, 0.0, high_end)
 
@@ -373,8 +373,10 @@ def _ceiling(problem: Problem, cells: int, log_delta: jax.Array) -> tuple[_phi.P
     points = _phi.split(problem.pair, cells)
     r = _orders(problem, points)
     k, _ = _phi.cumulants(problem, points, r)
-    epsilon = jnp.min((k + r * jnp.log(r) - (1 + r) * jnp.log1p(r) - log_delta[:, None]) / r, -1)
-    return points, jnp.minimum(jnp.maximum(epsilon, 0.0) * (1 + 1e-12) + 1e-300, 1e15)
+    k = k + r * jnp.log(r) - (1 + r) * jnp.log1p(r)
+    slack = 1e-13 * (jnp.abs(k) + jnp.abs(r * jnp.log(r)) + jnp.abs(log_delta)[:, None] + 1)
+    epsilon = jnp.min((k - log_delta[:, None] + slack) / r, -1)
+    return points, jnp.clip(epsilon, 1e-300, 1e15)
 
 
 def epsilon(
@@ -450,7 +452,7 @@ def solve(
     upper = jnp.minimum(upper, largest)
     below = _wave(problem, _phi.coarse(problem.pair, cells), zero, ceiling, given, frequencies)
     target = jnp.exp(given)
-    lower, _ = _bisect(lambda e: _lower(below, e) < target * (1 + 1e-15), upper)
+    lower, _ = _bisect(lambda e: _lower(below, e) < target * (1 + 1e-15), jnp.minimum(upper, ceiling))
     lower = jnp.minimum(lower, upper)
     estimate = jnp.clip(_solve_estimate(fine, given, ceiling), lower, upper)
     ends = _log_upper(above, upper), jnp.log(jnp.maximum(_lower(below, upper), 1e-300))
