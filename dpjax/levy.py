@@ -343,7 +343,12 @@ def bracket(
     below = _wave(problem, _phi.coarse(problem.pair, cells), epsilon, epsilon, guess, frequencies)
     upper = _trivial(problem, epsilon, _log_upper(above, epsilon))
     lower = _lower(below, epsilon)
-    return jnp.minimum(jnp.where(lower > 0, jnp.log(jnp.maximum(lower, 1e-300)), -jnp.inf), upper), upper
+    return jnp.minimum(_log(lower), upper), upper
+
+
+def _log(x: jax.Array) -> jax.Array:
+    """log x, rounded down; -inf where x <= 0."""
+    return jnp.where(x > 0, jnp.log(jnp.maximum(x, 1e-300)) - 1e-15, -jnp.inf)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -439,7 +444,7 @@ def solve(
     never = jnp.zeros(given.shape, bool)
     if unknown == "delta":
         value, _, _ = _delta(fine, given)
-        log_value = jnp.where(value > 0, jnp.log(jnp.maximum(value, 1e-300)), -jnp.inf)
+        log_value = _log(value)
         lower, upper = bracket(problem, given, log_delta=log_value, cells=cells, frequencies=frequencies)
         estimate = jnp.clip(log_value, lower, upper)
         narrow = (lower == upper) | (-jnp.expm1(lower - upper) <= rtol)
@@ -451,10 +456,9 @@ def solve(
     _, upper = _bisect(lambda e: _trivial(problem, e, _log_upper(above, e)) <= given, ceiling)
     upper = jnp.minimum(upper, largest)
     below = _wave(problem, _phi.coarse(problem.pair, cells), zero, ceiling, given, frequencies)
-    target = jnp.exp(given)
-    lower, _ = _bisect(lambda e: _lower(below, e) < target * (1 + 1e-15), jnp.minimum(upper, ceiling))
+    lower, _ = _bisect(lambda e: ~(_log(_lower(below, e)) >= given), jnp.minimum(upper, ceiling))
     lower = jnp.minimum(lower, upper)
     estimate = jnp.clip(_solve_estimate(fine, given, ceiling), lower, upper)
-    ends = _log_upper(above, upper), jnp.log(jnp.maximum(_lower(below, upper), 1e-300))
+    ends = _log_upper(above, upper), _log(_lower(below, upper))
     narrow = (upper == 0) | (-jnp.expm1(ends[1] - ends[0]) <= rtol)
     return Solution(lower, estimate, upper, narrow, never, count)
