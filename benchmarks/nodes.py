@@ -31,7 +31,9 @@ def references() -> dict:
     """delta by (noise multiplier, sampling probability, steps, epsilon), remove direction."""
     stored = json.loads((ORACLES / "psg.json").read_text())
     return {
-        tuple(float(row[name]) for name in ("noise_multiplier", "sampling_probability", "steps", "epsilon")): row["delta"]
+        tuple(float(row[name]) for name in ("noise_multiplier", "sampling_probability", "steps", "epsilon")): row[
+            "delta"
+        ]
         for row in stored["rows"] + stored["sparse_rows"]
         if row["direction"] == "remove"
     }
@@ -40,7 +42,9 @@ def references() -> dict:
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     known = references()
-    print(f"{'noise':>5} {'q':>6} {'steps':>6} {'epsilon':>7} {'rtol':>5}  {'delta':>18} {'nodes':>5} {'goal':>5}", end="")
+    print(
+        f"{'noise':>5} {'q':>6} {'steps':>6} {'epsilon':>7} {'rtol':>5}  {'delta':>18} {'nodes':>5} {'goal':>5}", end=""
+    )
     print(f" {'width':>8} {'inside':>6} {'error':>8}  status")
     for sigma, q, steps, eps, *goals in ROWS:
         run = dpjax.dpsgd(sigma, q, steps)
