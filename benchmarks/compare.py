@@ -102,7 +102,7 @@ def prv_accountant_():
     def ask(kind, sigma, q, steps, given):
         step = PoissonSubsampledGaussianMechanism(sampling_probability=q, noise_multiplier=sigma)
         delta_error = given / 1000 if kind == "epsilon" else 1e-10
-        accountant = PRVAccountant(step, eps_error=0.01, delta_error=delta_error, max_self_compositions=[steps])
+        accountant = PRVAccountant([step], eps_error=0.01, delta_error=delta_error, max_self_compositions=[steps])
         if kind == "epsilon":
             return accountant.compute_epsilon(given, [steps])[2]
         return accountant.compute_delta(given, [steps])[2]
@@ -140,7 +140,9 @@ def main() -> None:
     args = parser.parse_args()
     asked = questions()
     print(f"{len(asked)} questions: {sum(q[0] == 'epsilon' for q in asked)} epsilons, ", end="")
-    print(f"{sum(q[0] == 'delta' for q in asked)} deltas; load {os.getloadavg()[0]:.1f}; times in ms, warm, one at a time")
+    print(
+        f"{sum(q[0] == 'delta' for q in asked)} deltas; load {os.getloadavg()[0]:.1f}; times in ms, warm, one at a time"
+    )
     print(f"{'':18} {'answered':>8} {'first':>8} {'median':>9} {'slowest':>9}   epsilon error: ", end="")
     print("median, largest   delta error: median, largest   low")
     seconds, errors = {}, {}
@@ -164,7 +166,7 @@ def main() -> None:
                     begin = time.perf_counter()
                     answer = ask(*question)
                     spent.append(time.perf_counter() - begin)
-            except Exception as problem:  # noqa: BLE001  a peer that fails on a question is part of the result
+            except Exception as problem:  # a peer that fails on a question is part of the result
                 print(f"  {name} failed on {question}: {type(problem).__name__}: {problem}"[:150])
                 continue
             times[i], error[i] = float(np.median(spent)), answer / reference - 1
@@ -184,7 +186,9 @@ def main() -> None:
             if name in seconds:
                 ratio = seconds["dp_accounting_pld"] / seconds[name]
                 better = np.nanmean(np.abs(errors[name]) <= np.abs(errors["dp_accounting_pld"]))
-                print(f"{name} against dp_accounting's PLD: {np.nanmedian(ratio):.0f} times faster at the median", end="")
+                print(
+                    f"{name} against dp_accounting's PLD: {np.nanmedian(ratio):.0f} times faster at the median", end=""
+                )
                 print(f" ({np.nanmin(ratio):.0f} to {np.nanmax(ratio):.0f}), error equal or smaller in {better:.0%}")
 
 

@@ -72,7 +72,10 @@ def steps():
         k = 10.0**exponent
         run = dpjax.dpsgd(max(0.8, 10 * np.sqrt(k / 1e6)), 1e-3, k)
         _, warm, found = timed(lambda run=run: dpjax.epsilon_bounds(run, delta=1e-5), repeats=9)
-        print(f"  steps {k:9.0e}: {1e3 * warm:6.1f} ms, epsilon {float(found.upper):.6f}, {int(found.nodes)} nodes", end="")
+        print(
+            f"  steps {k:9.0e}: {1e3 * warm:6.1f} ms, epsilon {float(found.upper):.6f}, {int(found.nodes)} nodes",
+            end="",
+        )
         print(f", {dpjax.Status(int(found.status)).name}")
 
 
@@ -92,7 +95,10 @@ def schedule(length=1000):
     first, one, _ = timed(lambda: value(traced))
     print(f"  jitted query          {one:7.3f} s (first call {first:.1f} s)", flush=True)
     first, two, (_, slopes) = timed(lambda: both(traced))
-    print(f"  jitted with gradient  {two:7.3f} s (first call {first:.1f} s): {two / one:.2f} times the jitted query,", end="")
+    print(
+        f"  jitted with gradient  {two:7.3f} s (first call {first:.1f} s): {two / one:.2f} times the jitted query,",
+        end="",
+    )
     print(f" {two / warm:.2f} times the concrete one; all {int(np.sum(np.isfinite(slopes)))} derivatives finite")
 
 
