@@ -95,7 +95,7 @@ def _moments(problem: Problem, u: jax.Array, nodes: cumulant.Nodes, log_n: jax.A
     wide = jax.tree.map(lambda a: a[:, :, None], pair)
     log_n = log_n[:, :, None, :]
     tilt = s[:, None, :, None]
-    excess = jnp.sum(cumulant.weighted_excess(wide, nodes, tilt, log_n), -1)
+    excess = jnp.sum(cumulant.weighted_excess(nodes, tilt, log_n), -1)
     log_w = log_n + nodes.log_p + tilt * nodes.loss
     top = jnp.max(log_w, -1, keepdims=True)
     w = jnp.exp(log_w - top)

@@ -257,3 +257,24 @@ def test_extreme_deltas_are_honest():
         settled = bounds.status == int(dpjax.Status.CONVERGED)
         assert settled.any()
         np.testing.assert_allclose(bounds.estimate[settled], eps[settled], rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("run", "direction", "epsilon", "log_delta"),
+    [  # 200-bit values of settings on which the certificate once lay below the truth
+        ((0.10967849407886321, 0.9999999980879913, 2665), "REMOVE", 126572.02447241348, -568.0255434852647),
+        ((5.5001035171376875, 0.9999454875013876, 1575076), "REMOVE", 27058.56995960829, -12.639969402068179),
+    ],
+)
+def test_rounding_of_k_near_certain_sampling(run, direction, epsilon, log_delta):
+    options = {"adjacency": Adjacency[direction], "method": "contour", "rtol": 1e-13, "max_nodes": 1024}
+    assert dpjax.log_delta(dpsgd(*run), epsilon, **options) >= log_delta - 1e-12
+    bounds = dpjax.delta_bounds(dpsgd(*run), epsilon, **options)
+    assert math.log(bounds.lower) <= log_delta + 1e-12
+
+
+def test_tilt_far_beyond_a_bounded_loss():
+    run = dpsgd(2.605837869156514, 0.9979178418635658, 213417)
+    options = {"adjacency": Adjacency.ADD, "method": "contour", "rtol": 1e-13, "max_nodes": 1024}
+    # the loss's mean is 1.6e4: at the 2.4e-6 once certified, delta is 1 but for a rounding
+    assert dpjax.epsilon(run, log_delta=-0.09182568131424952, **options) > 1e4
