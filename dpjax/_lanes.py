@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -12,13 +14,12 @@ from jax import lax
 
 from dpjax import _sensitivity, contour
 from dpjax._differentiable import twice_differentiable
-from dpjax._plan import Problem
+from dpjax._plan import MANY, Plan, Problem
 from dpjax.pairs import SampledGaussianPair
 
 _CHUNK = 32  # lanes that run in one loop under tracing; more would wait for the slowest
 _BUCKETS = (2, 16)  # sizes that concrete batches are padded to, so that few programs are compiled
-_SMALL, _LARGE = (64, 16, 64), (64, 128)  # (capacity, block, x_block) of the first try; blocks of the second
-_SMALL_ONE = (64, 64, 128)
+_BLOCK, _TRACED_BLOCK = 1024, 256  # contour nodes evaluated at once
 
 
 class Answer(NamedTuple):
@@ -40,6 +41,10 @@ class Settings(NamedTuple):
     max_nodes: int
 
 
+def _capacity(settings: Settings) -> int:
+    return max(MANY, 1 << (settings.max_nodes - 1).bit_length())
+
+
 def _pack(found: contour.Solution) -> Answer:
     return Answer(found.lower, found.estimate, found.upper, found.converged, found.cancelled, found.nodes)
 
@@ -51,19 +56,18 @@ def _pack(found: contour.Solution) -> Answer:
 def _evaluate(settings: Settings, constants: tuple, xs: tuple, order: int) -> tuple:
     variance, sigma, q, count, given, sign, alpha, beta = xs
     lanes, components = sigma.shape
-    capacity = 64
-    while capacity < settings.max_nodes:
-        capacity *= 2
+    capacity = _capacity(settings)
 
     def one_chunk(chunk):
         problem, given = chunk
         found = contour.solve(
-            problem, given, tol=settings.tol, unknown=settings.unknown, capacity=capacity, block=64, x_block=128
+            problem, given, tol=settings.tol, unknown=settings.unknown, capacity=capacity,
+            block=min(_TRACED_BLOCK, capacity),
         )
         if order == 0:
             return _pack(found), None
         eps = found.estimate if settings.unknown == "epsilon" else given
-        derivatives = _sensitivity.of_log_delta(problem, found.plan, eps, order, capacity)
+        derivatives = _sensitivity.of_log_delta(problem, found.plan, eps, order, capacity, min(_TRACED_BLOCK, capacity))
         if settings.unknown == "epsilon":
             derivatives = _sensitivity.of_epsilon(derivatives)
         # clipped at 0, or a loss that cannot reach so far: constant
@@ -124,46 +128,90 @@ def _difficulty(problem: Problem) -> np.ndarray:
         return np.nan_to_num(np.max(inv, 1, initial=0.0) / np.sqrt(variance + 1e-300), posinf=1e300)
 
 
-def solve_concrete(settings: Settings, problem: Problem, given: np.ndarray) -> Answer:
-    """The contour engine on lanes of numbers (NumPy arrays, float64 enabled by the caller).
-
-    Most lanes need few nodes: all are tried with 64, and those that say they need more are run again with up to
-    ``max_nodes``. Chunks of 16 lanes of similar difficulty run in two threads.
-    """
-    lanes = given.shape[0]
-    answer = Answer(*(np.zeros(lanes, bool if i in (3, 4) else np.float64) for i in range(6)))
-    first = _SMALL_ONE if lanes <= 2 else _SMALL
-    capacity = min(first[0], settings.max_nodes)
-    _run(settings, problem, given, np.arange(lanes), answer, capacity, *first[1:])
-    more = np.flatnonzero(~answer.converged & (answer.nodes >= capacity))
-    if settings.max_nodes > first[0] and more.size:
-        large = 1 << (settings.max_nodes - 1).bit_length()
-        _run(settings, problem, given, more, answer, large, *_LARGE)
-    return answer
+@partial(jax.jit, static_argnames=("capacity",))
+def _plan(problem: Problem, epsilon, log_delta, tol, *, capacity: int) -> Plan:
+    return contour.plan(problem, epsilon, log_delta, tol, capacity)
 
 
-def _run(
-    settings: Settings, problem: Problem, given, which, answer: Answer, capacity: int, block: int, x_block: int
-) -> None:
-    """Solves the lanes ``which`` and writes them into ``answer``."""
-    wide = problem.pair.sigma.shape[1] > 16 or capacity > 64
+@partial(jax.jit, static_argnames=("tol", "unknown", "capacity", "block"))
+def _pass(problem: Problem, plan: Plan, given, old: contour.Ends, **static):
+    found = contour.evaluate(problem, plan, given, old, **static)
+    return _pack(found), found.settled
+
+
+def _in_chunks(function: Callable, arguments: Any, difficulty: np.ndarray) -> Any:
+    """``function`` of lanes, run over chunks of lanes of similar difficulty in two threads; trees of NumPy arrays."""
+    lanes = difficulty.shape[0]
+    leaves = jax.tree.leaves(arguments)
+    wide = any(leaf.ndim > 1 and leaf.shape[1] > 64 for leaf in leaves)  # a schedule is a batch by itself
     buckets = _BUCKETS[:1] if wide else _BUCKETS
-    size = next((b for b in buckets if b >= len(which)), buckets[-1])
-    order = which[np.argsort(_difficulty(jax.tree.map(lambda a: a[which], problem)))] if len(which) > size else which
-    pieces = [order[i : i + size] for i in range(0, len(order), size)]
+    size = next((b for b in buckets if b >= lanes), buckets[-1])
+    order = np.argsort(difficulty, kind="stable")
+    pieces = [order[i : i + size] for i in range(0, lanes, size)]
 
     def run(piece):
         index = np.concatenate([piece, np.repeat(piece[:1], size - len(piece))])
-        part = jax.tree.map(lambda a: np.asarray(a[index], np.float64), problem)
         with jax.enable_x64(True):
-            found = contour.solve(
-                part, given[index], tol=settings.tol, unknown=settings.unknown,
-                capacity=capacity, block=block, x_block=x_block,
-            )  # fmt: skip
-            for whole, new in zip(answer, _pack(found), strict=True):
-                whole[piece] = np.asarray(new)[: len(piece)]
+            return jax.tree.map(np.asarray, function(jax.tree.map(lambda a: a[index], arguments)))
 
-    run(pieces[0])  # compiles once, before the threads start
+    found = [run(pieces[0])]  # compiles once, before the threads start
     if len(pieces) > 1:
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(run, pieces[1:]))
+            found += pool.map(run, pieces[1:])
+    back = np.empty_like(order)
+    back[order] = np.arange(lanes)
+    kept = [jax.tree.map(lambda a, n=len(piece): a[:n], part) for piece, part in zip(pieces, found, strict=True)]
+    return jax.tree.map(lambda *a: np.concatenate(a)[back], *kept)
+
+
+def solve_concrete(settings: Settings, problem: Problem, given: np.ndarray) -> Answer:
+    """The contour engine on lanes of numbers (NumPy arrays, float64 enabled by the caller).
+
+    A contour is planned for every lane first; lanes are then evaluated beside others that need as many nodes.
+    """
+    for_epsilon = settings.unknown == "epsilon"
+    lanes, capacity = given.shape[0], _capacity(settings)
+    problem = jax.tree.map(lambda a: np.asarray(a, np.float64), problem)
+    answer = Answer(*contour.start(given), np.zeros(lanes, bool), np.zeros(lanes, bool), np.zeros(lanes))
+    none = np.full(lanes, np.nan)
+    epsilon, log_delta = (none, given.copy()) if for_epsilon else (given.copy(), none)
+    todo = np.arange(lanes)
+    for number in range(contour.PASSES):
+        part, asked = jax.tree.map(lambda a: a[todo], (problem, given))
+
+        def planned(which, tol):
+            arguments = jax.tree.map(lambda a: a[which], (part, epsilon[todo], log_delta[todo]))
+            tols = np.full(which.shape[0], tol)
+            difficulty = _difficulty(arguments[0])
+            return _in_chunks(lambda a: _plan(*a[0], a[1], capacity=capacity), (arguments, tols), difficulty)
+
+        plan = planned(np.arange(todo.size), settings.tol)
+        many = np.flatnonzero(plan.nodes > MANY)
+        if number == 0 and many.size:
+            # there the saddle-point guess is off by orders of magnitude: a rough pass first
+            rough = planned(many, max(settings.tol, contour.ROUGH))
+            for whole, new in zip(plan, rough, strict=True):
+                whole[many] = new
+        settled = np.zeros(todo.size, bool)
+        for size in (MANY, capacity):
+            which = np.flatnonzero((plan.nodes <= MANY) == (size == MANY))
+            if not which.size:
+                continue
+            old = contour.Ends(*(a[todo] for a in answer[:3]))
+            arguments = jax.tree.map(lambda a: a[which], (part, plan, asked, old))
+            cost = np.minimum(plan.nodes[which], size) * 1e-3 + 1 / np.min(plan.step[which], -1, initial=1.0)
+            step = partial(
+                _pass, tol=settings.tol, unknown=settings.unknown, capacity=size, block=min(_BLOCK, size)
+            )
+            found, settled[which] = _in_chunks(lambda a: step(*a), arguments, cost)
+            for whole, new in zip(answer, found, strict=True):
+                whole[todo[which]] = new
+        settled |= (plan.nodes > capacity) & (number > 0)
+        estimate = answer.estimate[todo]
+        fallback = plan.epsilon if for_epsilon else plan.log_delta
+        (epsilon if for_epsilon else log_delta)[todo] = np.where(np.isfinite(estimate), estimate, fallback)
+        todo = todo[~settled]
+        if not todo.size:
+            break
+    ends = contour.limits(problem, given, contour.Ends(*answer[:3]), settings.unknown)
+    return Answer(*ends, *answer[3:])

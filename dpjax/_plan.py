@@ -61,9 +61,9 @@ class Plan(NamedTuple):
     period: jax.Array
     cutoff: jax.Array
     nodes: jax.Array  # predicted number, a float
-    shift_up: jax.Array  # (lanes, components): the contour shift of the truncation bound
-    shift_down: jax.Array  # (lanes, components): that of the inner-quadrature bound
-    step: jax.Array  # (lanes, components): spacing of the inner nodes
+    shift: jax.Array  # (lanes, components): the contour shift of the truncation bound
+    height: jax.Array  # (lanes, components): the line Im u = height of the inner nodes
+    step: jax.Array  # (lanes, components): and their spacing
 
 
 def largest_loss(problem: Problem) -> jax.Array:
@@ -235,8 +235,8 @@ def at_tilt(problem: Problem, plan: Plan, index: jax.Array) -> Plan:
     widest = 0.4 * jnp.minimum(PI * pair.sigma, 60.0)
     least = jnp.clip(0.3 * t[:, None] * pair.q / pair.sigma / widest, 1e-8, 7.5e-4)
     y = widest[..., None] * least[..., None] ** _SHIFTS
-    modulus, angle = cumulant.shifted(pair, s, u[:, :, None, :], y[..., None])
-    modulus = modulus + jnp.log(du)[..., None, None]
+    nodes = cumulant.shifted(pair, s, u[:, :, None, :], y[..., None])
+    modulus, angle = nodes.log_modulus + jnp.log(du)[..., None, None], nodes.loss[1]
 
     def log_b(t):  # log of the envelope for each shift, (lanes, components, shifts); t is (lanes,)
         exponent = modulus - t[:, None, None, None] * angle
@@ -263,20 +263,13 @@ def at_tilt(problem: Problem, plan: Plan, index: jax.Array) -> Plan:
     cutoff = jnp.where(found, cutoff, t)
     nodes = jnp.where(found, jnp.ceil(cutoff * period / (2 * PI)) + 1, jnp.inf)
 
-    downward = log_b(-cutoff)
-    k_i = log_b(jnp.zeros_like(cutoff))[..., 0]
     weight = jnp.log(jnp.maximum(count, 1.0)) + np.log(max(count.shape[1], 1)) + pick(plan.log_c, index)[:, None]
-    log_eta = (target - plan.log_delta)[:, None] - weight - 2.0
-    need_up = jnp.min((upward - k_i[..., None] - log_eta[..., None]) / y, -1)
-    need_down = (downward + 1.0 - k_i[..., None] - log_eta[..., None]) / y
-    # past exp(200) the growth may peak beyond the last node
-    seen = cutoff[:, None, None] * y * pair.sign.shape[-1] / pair.sigma[..., None] < 200.0
-    need_down = jnp.where(seen, need_down, jnp.inf)
-    need = jnp.maximum(need_up, jnp.min(need_down, -1))
-    step = jnp.minimum(2 * PI / jnp.maximum(need, 1e-3), cumulant.real_step(pair, s))
+    nats = jnp.clip(weight + (plan.log_delta - target)[:, None] + 3.0, 5.0, 46.0)
+    last = jnp.where(found, (nodes - 1) * (2 * PI / period), cutoff)
+    height, step = cumulant.line_for(pair, s, last, nats)
     return plan._replace(
         index=index, log_target=target, s=s, period=period, cutoff=cutoff, nodes=nodes,
-        shift_up=pick(y, at_least(upward)), shift_down=pick(y, at_least(need_down)), step=step,
+        shift=pick(y, at_least(upward)), height=height, step=step,
     )  # fmt: skip
 
 

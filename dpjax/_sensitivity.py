@@ -14,10 +14,9 @@ import numpy as np
 from jax import lax
 
 from dpjax import contour, cumulant
-from dpjax._plan import PI, TINY, Plan, Problem
-
-Complex = tuple[jax.Array, jax.Array]
-
+from dpjax._complex import add, mul, ratio
+from dpjax._plan import PI, Plan, Problem
+from dpjax._special import sincos
 
 class Sensitivity(NamedTuple):
     """Derivatives of log delta. The parameters stand in the order sigma, q, count (components each), variance, epsilon.
@@ -29,25 +28,12 @@ class Sensitivity(NamedTuple):
     hessian: jax.Array | None
 
 
-def _mul(a: Complex, b: Complex) -> Complex:
-    return a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]
-
-
-def _add(a: Complex, b: Complex) -> Complex:
-    return a[0] + b[0], a[1] + b[1]
-
-
-def _ratio(a: Complex, b: Complex) -> Complex:
-    square = b[0] ** 2 + b[1] ** 2 + TINY
-    return (a[0] * b[0] + a[1] * b[1]) / square, (a[1] * b[0] - a[0] * b[1]) / square
-
-
 def _cumulant_derivatives(problem: Problem, plan: Plan, t: jax.Array, moments: cumulant.Moments, order: int):
     """K_sigma, K_q and, at order 2, K_ss, K_sq, K_qq at the nodes; pairs of (lanes, components, nodes)."""
     pair = problem.pair
     parts = pair.sign.shape[-1]
     phi = (1 - moments.a, moments.b)
-    mean = lambda c: _ratio((moments.cos[..., c], moments.sin[..., c]), phi)
+    mean = lambda c: ratio((moments.columns[0][..., c], moments.columns[1][..., c]), phi)
     coefficient = [
         (
             (pair.alpha[..., j] + plan.s[:, None] * pair.beta[..., j])[..., None],
@@ -58,9 +44,9 @@ def _cumulant_derivatives(problem: Problem, plan: Plan, t: jax.Array, moments: c
 
     def weighted(columns):
         (c, column), *rest = columns
-        total = _mul(c, mean(column))
+        total = mul(c, mean(column))
         for c, column in rest:
-            total = _add(total, _mul(c, mean(column)))
+            total = add(total, mul(c, mean(column)))
         return total
 
     first = [weighted([(coefficient[j], 2 * j + p) for j in range(parts)]) for p in range(2)]
@@ -73,37 +59,39 @@ def _cumulant_derivatives(problem: Problem, plan: Plan, t: jax.Array, moments: c
         own = weighted([(coefficient[j], base + 3 * j + index) for j in range(parts)])
         cross = weighted(
             [
-                (_mul(coefficient[i], coefficient[k]), product(2 * i + p, 2 * k + r))
+                (mul(coefficient[i], coefficient[k]), product(2 * i + p, 2 * k + r))
                 for i in range(parts)
                 for k in range(parts)
             ]
         )
-        minus = _mul(first[p], first[r])
-        second.append(_add(_add(own, cross), (-minus[0], -minus[1])))
+        minus = mul(first[p], first[r])
+        second.append(add(add(own, cross), (-minus[0], -minus[1])))
     return first, second
 
 
 def of_log_delta(
-    problem: Problem, plan: Plan, eps: jax.Array, order: int, capacity: int, block: int = 64, x_block: int = 128
+    problem: Problem, plan: Plan, eps: jax.Array, order: int, capacity: int, block: int = 64
 ) -> Sensitivity:
     """First and second derivatives of the log of the estimate at ``eps`` (lanes,), on the contour of ``plan``."""
     tilt = contour.fix_tilt(problem, plan, capacity)
     h = 2 * PI / plan.period
     lanes, components = problem.pair.sigma.shape
     parameters = 3 * components + 2
-    scale = jnp.exp(jnp.minimum(contour.log_scale(plan, tilt, eps), 600.0))
+    scale = jnp.exp(contour.log_scale(plan, tilt, eps))
     count = problem.count[:, :, None]
 
     def body(carry):
         start, value, gradient, hessian = carry
-        t, half = contour.block_nodes(plan, h, start, block)
+        at = contour.block_nodes(plan, h, start, block)
+        t = at.t
         moments = cumulant.moments(
-            problem.pair, plan.s, t, tilt.window, tilt.step, tilt.real, order=order, block=x_block
+            problem.pair, plan.s, at.rows, at.across, tilt.window, tilt.height, tilt.step, tilt.real, order=order
         )
         log_phi, angle = contour.log_phi(moments)
-        weight, phase = contour.integrand(problem, plan, tilt, t, half, log_phi, angle, eps)
+        weight, phase = contour.integrand(problem, plan, tilt, t, at.log_half, log_phi, angle, eps)
         amplitude = scale[:, None] * jnp.exp(weight)
-        term = (amplitude * jnp.cos(phase), amplitude * jnp.sin(phase))
+        sine, cosine = sincos(phase)
+        term = (amplitude * cosine, amplitude * sine)
         first, second = _cumulant_derivatives(problem, plan, t, moments, order)
         k_z = (tilt.real.value[..., None] + log_phi, angle + t[:, None, :] * tilt.real.mean[..., None])
         s = plan.s[:, None]

@@ -20,6 +20,22 @@ _COS = tuple(
     (-1) ** i / f for i, f in enumerate((24.0, 720.0, 40320.0, 3628800.0, 479001600.0, 87178291200.0, 20922789888000.0))
 )
 
+_ATAN_P = (
+    -6.485021904942025371773e1,
+    -1.228866684490136173410e2,
+    -7.500855792314704667340e1,
+    -1.615753718733365076637e1,
+    -8.750608600031904122785e-1,
+)
+_ATAN_Q = (
+    1.945506571482613964425e2,
+    4.853903996359136964868e2,
+    4.328810604912902668951e2,
+    1.650270098316988542046e2,
+    2.485846490142306297962e1,
+    1.0,
+)
+
 
 def _horner(z: jax.Array, coefficients: tuple[float, ...]) -> jax.Array:
     total = jnp.full_like(z, coefficients[-1])
@@ -29,11 +45,12 @@ def _horner(z: jax.Array, coefficients: tuple[float, ...]) -> jax.Array:
 
 
 def sincos(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(sin x, cos x) for |x| < 1e6, absolute error below 2.5e-16 in float64.
+    """(sin x, cos x), absolute error below 2.5e-16 for |x| < 1e6 and a few ulp of x beyond, in float64.
 
     Written out so that the compiler vectorises it: on one AVX-512 core 5e8 pairs a second, where ``jnp.sin`` and
     ``jnp.cos`` together reach 5e7.
     """
+    x = jnp.where(jnp.abs(x) < 4e15, x, 0.0)  # no digit is left beyond
     k = jnp.round(x * (2 / jnp.pi))
     r = ((x - k * _PIO2[0]) - k * _PIO2[1]) - k * _PIO2[2]
     z = r * r
@@ -62,21 +79,27 @@ def expm1_minus(x: jax.Array) -> jax.Array:
     return jnp.where(small, 0.5 * t * t * series, jnp.expm1(x) - x)
 
 
-def minus_log1p(v: jax.Array) -> jax.Array:
-    """v - log(1 + v) >= 0, with relative accuracy also for small v."""
-    small = jnp.abs(v) < 0.1
-    t = jnp.where(small, v, 0.0)
-    # log1p(v) = 2 atanh(w), w = v / (2 + v), so v - log1p(v) = v w - 2 (w^3 / 3 + w^5 / 5 + ...).
-    w = t / (2 + t)
-    w2 = w * w
-    tail = _horner(w2, tuple(1.0 / n for n in (3, 5, 7, 9, 11, 13)))
-    series = w * (t - 2 * w2 * tail)
-    safe = jnp.where(small, 0.0, v)
-    return jnp.where(small, series, safe - log1p(safe))
+def arctan2(y: jax.Array, x: jax.Array) -> jax.Array:
+    """The angle of x + iy in [-pi, pi], 0 at the origin, relative error below 4.5e-16 in float64.
+
+    Written out so that the compiler vectorises it: ``jnp.arctan2`` takes 13 ns, this 2 ns. The rational approximation is
+    that of the Cephes library (S. Moshier), for |r| <= 0.66.
+    """
+    a, b = jnp.abs(y), jnp.abs(x)
+    low, high = jnp.minimum(a, b), jnp.maximum(a, b)
+    high = jnp.where(high > 0, high, 1.0)
+    folded = low > 0.41421356237309503 * high
+    r = jnp.where(folded, (low - high) / jnp.where(folded, low + high, 1.0), low / high)
+    z = r * r
+    angle = r + r * z * _horner(z, _ATAN_P) / _horner(z, _ATAN_Q)
+    angle = jnp.where(folded, 0.25 * jnp.pi + angle, angle)
+    angle = jnp.where(a > b, (0.5 * jnp.pi - angle) + 6.123233995736766e-17, angle)
+    angle = jnp.where(x < 0, (jnp.pi - angle) + 1.2246467991473532e-16, angle)
+    return jnp.where(y < 0, -angle, angle)
 
 
 def log_ndtr(x: jax.Array) -> jax.Array:
-    """log of the standard normal distribution function, relative error below 2e-13.
+    """log of the standard normal distribution function, relative error below 3e-13.
 
     ``jax.scipy.special.log_ndtr`` is wrong by up to 7% near x = 7.98.
     """

@@ -37,11 +37,13 @@ from dpjax._plan import (
     pick,
     xlogx,
 )
-from dpjax._special import log1p, sincos
+from dpjax._precision import namespace
+from dpjax._special import arctan2, log1p, sincos
 from dpjax.pairs import SampledGaussianPair
 
-_PASSES = 6
-_ROUGH = 0.02
+PASSES = 6
+ROUGH = 0.02  # the tolerance of a first pass where many nodes are needed
+_SUMMED = 1024  # nodes that are summed at once
 _MAX_X = 16384  # x-nodes of one component; past it the inner error grows and the status says so
 # Rounding, in ulp: of a term, of its log modulus, of its phase. Measured against 80-bit sums: benchmarks/rounding.py.
 _PER_TERM, _PER_LOG, _PER_PHASE, _PER_SIZE = 10.0, 3.0, 3.0, 4.0
@@ -57,14 +59,23 @@ class Certificate(NamedTuple):
     rounding: jax.Array
 
 
+class Ends(NamedTuple):
+    """Certified ends and the estimate between them; (lanes,). For a delta query they are log deltas, otherwise epsilons."""
+
+    lower: jax.Array
+    estimate: jax.Array
+    upper: jax.Array
+
+
 class Solution(NamedTuple):
-    """What the engine found; (lanes,). For a delta query the three are log deltas, otherwise epsilons."""
+    """What a pass found: ``Ends``, whether they are as narrow as asked, and how; (lanes,)."""
 
     lower: jax.Array
     estimate: jax.Array
     upper: jax.Array
     converged: jax.Array
     cancelled: jax.Array
+    settled: jax.Array  # another pass would not help
     nodes: jax.Array
     plan: Plan
     certificate: Certificate
@@ -85,12 +96,14 @@ class Line(NamedTuple):
     log_weight: jax.Array
     phase: jax.Array
     log_inner: jax.Array  # log of the bound on the node's inner-quadrature error, same units
+    spread: jax.Array  # (lanes,): a few ulp of t times this bound the rounding of the composition's cumulant
 
 
 class Tilt(NamedTuple):
     """What is fixed once the contour is: windows, real cumulants, bounds; (lanes, components) and (lanes,)."""
 
     window: cumulant.Window
+    height: jax.Array  # of the line of the inner nodes, and their spacing
     step: jax.Array
     real: cumulant.RealCumulant
     k: jax.Array
@@ -125,38 +138,33 @@ def fix_tilt(problem: Problem, plan: Plan, capacity: int) -> Tilt:
     # s and both r in one batch: the program has these loops once
     s3, pair3 = _stack(plan.s, r_up, r_chernoff), _stack(pair, pair, pair)
     win3 = cumulant.window(pair3, s3)
-    fine = cumulant.real_step(pair3, s3)
-    step3 = jnp.concatenate([jnp.minimum(plan.step, fine[:lanes]), fine[lanes:]])
-    step3 = jnp.maximum(step3, (win3.high - win3.low) / _MAX_X)
+    step3 = jnp.maximum(cumulant.real_step(pair3, s3), (win3.high - win3.low) / _MAX_X)
     real3 = cumulant.real(pair3, s3, win3, step3)
     first = lambda tree: jax.tree.map(lambda a: a[:lanes], tree)
-    win, step, real = first(win3), step3[:lanes], first(real3)
+    win, fine, real = first(win3), step3[:lanes], first(real3)
     unit = float(jnp.finfo(plan.s.dtype).epsneg)
     rise = real3.log_excess() + _PER_SIZE * unit * real3.size
     gauss3 = 0.5 * jnp.concatenate([problem.variance] * 3) * s3 * (1 + s3)
     k_upper = (_counted(jnp.concatenate([count] * 3), pair3, real3.value + rise) + gauss3) * (1 + 1e-14)
 
     cut = jnp.minimum(plan.nodes - 1, capacity - 1) * (2 * PI / plan.period)
-    double = lambda tree: jax.tree.map(lambda a: jnp.concatenate([a, a]), tree)
-    shift = _stack(plan.shift_up, plan.shift_down)
-    envelope = cumulant.log_envelope(
-        double(pair), double(plan.s), _stack(cut, -jnp.maximum(cut, plan.cutoff)), shift, double(win), double(step)
-    )
-    up, down = envelope[:lanes], envelope[lanes:]
-    secant = cumulant.log_secant(pair, plan.s, plan.shift_up)
-    own = cumulant.log_real_alias(pair, plan.s, step, plan.shift_up)
+    up = cumulant.log_envelope(pair, plan.s, cut, plan.shift, win, fine)
+    secant = cumulant.log_secant(pair, plan.s, plan.shift)
+    own = cumulant.log_real_alias(pair, plan.s, fine, plan.shift)
     own = jnp.logaddexp(own, win.log_tail - real.value + secant)
-    up = jnp.logaddexp(up, real.value + rise[:lanes] + 0.5 * plan.shift_up**2 + own)
+    up = jnp.logaddexp(up, real.value + rise[:lanes] + 0.5 * plan.shift**2 + own)
     up = jnp.minimum(up, real.value + rise[:lanes])
     gauss = 0.5 * problem.variance * plan.s * (1 + plan.s)
     log_cut = _counted(count, pair, up) + gauss - 0.5 * problem.variance * cut * cut
 
-    strip = 2 * PI * plan.shift_down / step
-    down = down + np.log(2.0) - real.value - strip - jnp.log(-jnp.expm1(-strip))
-    log_inner = jnp.logaddexp(jnp.logaddexp(down, real.log_error), -80.0)
+    # twice: phi - 1 is the difference of two sums
+    step = jnp.maximum(plan.step, (win.high - win.low) / _MAX_X)
+    beyond = win.log_tail - real.value + 0.5 * plan.height**2 + cumulant.log_secant(pair, plan.s, plan.height)
+    alias = cumulant.log_line_alias(pair, plan.s, jnp.maximum(cut, 0.0), plan.height, step)
+    log_inner = np.log(2.0) + jnp.logaddexp(jnp.logaddexp(alias, beyond), real.log_error)
     log_inner = jnp.where(log_inner < -1.0, log_inner + rise[:lanes], 300.0)  # relative to the computed exp K
     return Tilt(
-        win, step, real,
+        win, plan.height, step, real,
         gauss + jnp.sum(count * real.value, 1),
         gauss + jnp.sum(count * real.size, 1),
         problem.variance * (plan.s + 0.5) + jnp.sum(count * real.mean, 1),
@@ -173,23 +181,38 @@ def log_phi(moments: cumulant.Moments) -> tuple[jax.Array, jax.Array]:
     close = a < 0.2
     square = jnp.where(close, a * a + b * b - 2 * a, 0.0)
     far = jnp.where(close, 1.0, (1 - a) ** 2 + b * b) + TINY
-    return 0.5 * jnp.where(close, log1p(jnp.maximum(square, -0.9999)), jnp.log(far)), jnp.arctan2(b, 1 - a)
+    return 0.5 * jnp.where(close, log1p(jnp.maximum(square, -0.9999)), jnp.log(far)), arctan2(b, 1 - a)
 
 
 def _kernel(s: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Log modulus and argument of 1 / (z (z + 1)); ``s`` (lanes,), ``t`` (lanes, nodes)."""
     s = s[:, None]
     log_modulus = -0.5 * (jnp.log(s * s + t * t) + jnp.log((1 + s) ** 2 + t * t))
-    return log_modulus, -jnp.arctan2(t, s) - jnp.arctan2(t, 1 + s)
+    return log_modulus, -arctan2(t, s) - arctan2(t, 1 + s)
 
 
-def block_nodes(plan: Plan, h: jax.Array, start: jax.Array, size: int):
-    """(t, log of the weight) of a block of nodes, (lanes, size); the weight is half at n = 0, and 0 past the last."""
+class Block(NamedTuple):
+    """Nodes of a contour side by side: t = rows + across, row by row; (lanes, number) each.
+
+    ``log_half`` is the log of the weight: 1/2 at n = 0, and 0 past the last node.
+    """
+
+    rows: jax.Array
+    across: jax.Array
+    t: jax.Array
+    log_half: jax.Array
+
+
+def block_nodes(plan: Plan, h: jax.Array, start: jax.Array, size: int) -> Block:
+    """The nodes from number ``start`` on; ``size`` is a power of two."""
+    wide = 1 << (size.bit_length() // 2)
     n = start + np.arange(size, dtype=np.int32)
-    t = n.astype(h.dtype) * h[:, None]
+    at = lambda number: number.astype(h.dtype) * h[:, None]
     half = jnp.where(n == 0, np.log(0.5), 0.0)
     inside = n.astype(h.dtype) < plan.nodes[:, None]
-    return t, jnp.where(inside, half, -jnp.inf)
+    return Block(
+        at(n[::wide]), at(jnp.arange(wide, dtype=np.int32)), at(n), jnp.where(inside, half, -jnp.inf)
+    )
 
 
 def integrand(
@@ -205,31 +228,33 @@ def integrand(
     return weight, jnp.sum(count * angle, 1) + t * (tilt.mean - eps)[:, None] + kernel_angle
 
 
-def line(problem: Problem, plan: Plan, tilt: Tilt, capacity: int, block: int, x_block: int) -> Line:
+def line(problem: Problem, plan: Plan, tilt: Tilt, capacity: int, block: int) -> Line:
     """Evaluates the integrand, ``block`` nodes at a time, as far as the slowest lane needs."""
     h = 2 * PI / plan.period
     lanes = plan.s.shape[0]
     count = problem.count[:, :, None]
 
     def body(carry):
-        start, log_weight, phase, log_inner = carry
-        t, half = block_nodes(plan, h, start, block)
-        moments = cumulant.moments(problem.pair, plan.s, t, tilt.window, tilt.step, tilt.real, block=x_block)
+        start, log_weight, phase, log_inner, _ = carry
+        at = block_nodes(plan, h, start, block)
+        moments = cumulant.moments(
+            problem.pair, plan.s, at.rows, at.across, tilt.window, tilt.height, tilt.step, tilt.real
+        )
         log_modulus, angle = log_phi(moments)
-        weight, angles = integrand(problem, plan, tilt, t, half, log_modulus, angle, plan.epsilon)
+        weight, angles = integrand(problem, plan, tilt, at.t, at.log_half, log_modulus, angle, plan.epsilon)
         error = tilt.log_inner[:, :, None]
         raised = jnp.logaddexp(log_modulus, error)
         inner = weight + jnp.sum(count * (raised - log_modulus), 1)
         inner = inner + jnp.log(jnp.sum(count * jnp.exp(error - raised), 1) + TINY)
         put = lambda whole, part: lax.dynamic_update_slice(whole, part, (np.int32(0), start))
-        return start + np.int32(block), put(log_weight, weight), put(phase, angles), put(log_inner, inner)
+        done = put(log_weight, weight), put(phase, angles), put(log_inner, inner)
+        return start + np.int32(block), *done, jnp.sum(problem.count * moments.spread, 1)
 
     empty = jnp.full((lanes, capacity), -jnp.inf, plan.s.dtype)
     used = jnp.minimum(jnp.max(plan.nodes), capacity)
-    _, log_weight, phase, log_inner = lax.while_loop(
-        lambda carry: carry[0] < used, body, (np.int32(0), empty, jnp.zeros_like(empty), empty)
-    )
-    return Line(h, h[:, None] * jnp.arange(capacity), log_weight, phase, log_inner)
+    start = (np.int32(0), empty, jnp.zeros_like(empty), empty, jnp.zeros_like(h))
+    _, log_weight, phase, log_inner, spread = lax.while_loop(lambda carry: carry[0] < used, body, start)
+    return Line(h, h[:, None] * jnp.arange(capacity), log_weight, phase, log_inner, spread)
 
 
 class Sums(NamedTuple):
@@ -248,6 +273,11 @@ def log_scale(plan: Plan, tilt: Tilt, eps: jax.Array) -> jax.Array:
     return tilt.k - plan.s * eps - plan.log_delta + jnp.log(2 / plan.period)
 
 
+def _finite_exp(x: jax.Array) -> jax.Array:
+    """exp(x), infinite early: no sum that it scales comes near the largest float."""
+    return jnp.where(x < 600.0, jnp.exp(jnp.minimum(x, 600.0)), jnp.inf)
+
+
 def _pairwise_sum(terms: jax.Array) -> jax.Array:
     """Sums the last axis, a power of two, by halves: an error of log2(length) ulp instead of length."""
     while terms.shape[-1] > 1:
@@ -260,19 +290,34 @@ def known_alias(plan: Plan, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A and A' of the down aliases at ``eps`` (lanes,), relative to exp(plan.log_delta)."""
     decay, decay1 = plan.s * plan.period, (1 + plan.s) * plan.period
     a = jnp.exp(-decay - plan.log_delta) / -jnp.expm1(-decay)
-    return a, jnp.exp(jnp.minimum(eps - decay1 - plan.log_delta, 600.0)) / -jnp.expm1(-decay1)
+    return a, _finite_exp(eps - decay1 - plan.log_delta) / -jnp.expm1(-decay1)
 
 
 def sums(plan: Plan, tilt: Tilt, on: Line, eps: jax.Array) -> Sums:
     """The trapezoid sum at ``eps`` (lanes, trials)."""
     wide = jax.tree.map(lambda a: a[:, None], plan)
-    scale = jnp.exp(jnp.minimum(log_scale(plan, tilt, eps.T).T, 600.0))
-    amplitude = jnp.broadcast_to(jnp.exp(on.log_weight)[:, None], (*eps.shape, on.t.shape[-1]))
-    size = jnp.where(amplitude > 0, jnp.abs(on.log_weight)[:, None], 0.0)
-    t = on.t[:, None]
-    sine, cosine = sincos(on.phase[:, None] - t * (eps - plan.epsilon[:, None])[..., None])
-    terms = jnp.stack([amplitude * cosine, amplitude * t * sine, amplitude, amplitude * size, amplitude * t])
-    total, turn, absolute, absolute_log, absolute_t = scale * _pairwise_sum(terms)
+    scale = _finite_exp(log_scale(plan, tilt, eps.T).T)
+    capacity = on.t.shape[-1]
+    size = min(_SUMMED, capacity)
+
+    def part(start):
+        t, log_weight, phase = (
+            lax.dynamic_slice_in_dim(a, start, size, 1)[:, None] for a in (on.t, on.log_weight, on.phase)
+        )
+        amplitude = jnp.broadcast_to(jnp.exp(log_weight), (*eps.shape, size))
+        logs = jnp.where(amplitude > 0, jnp.abs(log_weight), 0.0)
+        sine, cosine = sincos(phase - t * (eps - plan.epsilon[:, None])[..., None])
+        terms = [amplitude * cosine, amplitude * t * sine, amplitude, amplitude * logs, amplitude * t]
+        return tuple(map(_pairwise_sum, terms))
+
+    if size == capacity:
+        found = part(np.int32(0))
+    else:
+        used = jnp.minimum(jnp.max(plan.nodes), capacity)
+        more = lambda carry: (carry[0] + np.int32(size), tuple(a + b for a, b in zip(carry[1], part(carry[0]), strict=True)))
+        start = (np.int32(0), (jnp.zeros_like(eps),) * 5)
+        found = lax.while_loop(lambda carry: carry[0] < used, more, start)[1]
+    total, turn, absolute, absolute_log, absolute_t = (scale * x for x in found)
     a, a1 = known_alias(wide, eps)
     return Sums(total - a + a1, turn - wide.s * total + a1, total, absolute, absolute_log, absolute_t)
 
@@ -305,19 +350,20 @@ def certify(problem: Problem, plan: Plan, tilt: Tilt, on: Line, eps: jax.Array, 
     decay = (r - plan.s) * plan.period
     log_up = k_r - r * eps + xlogx(r) - decay - jnp.log(-jnp.expm1(-decay)) - plan.log_delta
     none = eps + plan.period >= largest_loss(problem)
-    alias_up = jnp.where(none, 0.0, jnp.exp(jnp.minimum(jnp.where(decay > 0, log_up, 600.0), 600.0)))
+    alias_up = jnp.where(none, 0.0, jnp.where(decay > 0, _finite_exp(log_up), jnp.inf))
     _, alias_down = known_alias(plan, eps)
 
     log_cut = tilt.log_cut - plan.s * eps - jnp.log(PI * tilt.cut) - plan.log_delta
-    truncation = jnp.exp(jnp.minimum(jnp.where(tilt.cut > 0, log_cut, 600.0), 600.0))
+    truncation = jnp.where(tilt.cut > 0, _finite_exp(log_cut), jnp.inf)
 
-    scale = jnp.exp(jnp.minimum(log_scale(plan, tilt, eps), 600.0))
+    scale = _finite_exp(log_scale(plan, tilt, eps))
     real_error = _counted(problem.count, problem.pair, tilt.real.log_excess())
-    inner = scale * jnp.sum(jnp.exp(on.log_inner), 1) + jnp.abs(at.total) * jnp.expm1(jnp.minimum(real_error, 100.0))
+    inner = scale * jnp.sum(jnp.exp(on.log_inner), 1) + jnp.abs(at.total) * jnp.expm1(jnp.minimum(real_error, 1.0))
+    inner = jnp.where((real_error < 1) & jnp.all(tilt.log_inner < 0, 1), inner, jnp.inf)
 
     # The scale is common to all terms; each term has its own rounding in the kernel, the log modulus and the phase.
     unit = float(jnp.finfo(eps.dtype).epsneg)
-    phase = jnp.sum(problem.count * tilt.real.spread, 1) + jnp.abs(tilt.mean - eps)
+    phase = on.spread + jnp.abs(tilt.mean - eps)
     common = _PER_SIZE * tilt.k_size + 8 * (jnp.abs(plan.s * eps) + jnp.abs(plan.log_delta) + 8)
     rounding = unit * (
         _PER_TERM * at.absolute
@@ -357,6 +403,77 @@ def _epsilon_ends(
     return jnp.max(jnp.where(reaches, below, 0.0), 1), jnp.min(jnp.where(fits, above, jnp.inf), 1)
 
 
+def start(given: jax.Array) -> Ends:
+    """What is known before the first pass."""
+    return Ends(given * 0 - np.inf, given * np.nan, given * 0 + np.inf)
+
+
+def plan(problem: Problem, epsilon: jax.Array, log_delta: jax.Array, tol: jax.Array, capacity: int) -> Plan:
+    """The cheapest contour found for ``epsilon`` and ``log_delta``, of which one may be NaN; (lanes,) each."""
+    return climb(problem, choose(problem, epsilon, log_delta, tol), capacity)
+
+
+def evaluate(
+    problem: Problem, plan: Plan, given: jax.Array, old: Ends, *, tol: float, unknown: str, capacity: int, block: int
+) -> Solution:
+    """One pass: the certified ends along ``plan``, or those of ``old`` where they are better.
+
+    Args:
+      problem: the composition.
+      plan: the contour; its log_delta or epsilon is the guess that the errors are relative to.
+      given: log delta (``unknown`` = "epsilon") or epsilon ("delta"), shape (lanes,).
+      old: what the passes before found.
+      tol: relative tolerance on delta.
+      unknown: "epsilon" or "delta".
+      capacity: the most nodes that any lane may use, a power of two.
+      block: how many contour nodes are evaluated at once, a power of two.
+    """
+    for_epsilon = unknown == "epsilon"
+    unit = float(jnp.finfo(given.dtype).epsneg)
+    tilt = fix_tilt(problem, plan, capacity)
+    on = line(problem, plan, tilt, capacity, block)
+    eps = solve_epsilon(plan, tilt, on) if for_epsilon else plan.epsilon
+    at = jax.tree.map(lambda a: a[:, 0], sums(plan, tilt, on, eps[:, None]))
+    c = certify(problem, plan, tilt, on, eps, at)
+    over = c.truncation + c.inner + c.rounding
+    under = over + c.alias_up + c.alias_down
+    # where every term has underflowed the guess of log delta was far too large, and nothing is known
+    good = (at.estimate > 0) & (at.absolute > 0) & jnp.isfinite(at.estimate)
+    safe = jnp.where(good, at.estimate, 1.0)
+    wide = jnp.where(good, jnp.maximum(over, under / 3) / safe, jnp.inf)
+    limited = (c.rounding >= 0.2 * under) & (under < 4 * c.rounding)
+    r, k = tilt.chernoff
+    if for_epsilon:
+        lower, upper = _epsilon_ends(plan, tilt, on, eps, at.slope, over, under)
+        estimate = jnp.where(good, eps, jnp.nan)
+        bound = (k + xlogx(r) - given) / r * (1 + 8 * unit) + 8 * unit * jnp.abs(given) / r
+        last = 0.0
+    else:
+        upper = jnp.log(jnp.maximum(jnp.minimum(at.estimate, at.total), 0.0) + over) + plan.log_delta
+        lower = jnp.log(jnp.maximum(at.estimate - under, 0.0)) + plan.log_delta
+        estimate = jnp.where(good, jnp.log(safe) + plan.log_delta, jnp.nan)
+        bound = k + xlogx(r) - r * given + 8 * unit * (jnp.abs(k) + jnp.abs(r * given) + 1)
+        last = 8 * unit * (jnp.abs(plan.log_delta) + 1)  # rounding of the logarithms of this function itself
+    sane = (at.absolute > 0) & ~jnp.isnan(upper)
+    upper = jnp.minimum(jnp.where(sane, upper, jnp.inf) + last, jnp.where(r > 0, bound, jnp.inf))
+    lower = jnp.where(jnp.isnan(lower) | ~sane, -jnp.inf, lower - last)
+    narrower = (upper - lower) <= (old.upper - old.lower)
+    keep_old = ~narrower & jnp.isfinite(old.estimate)
+    moved = jnp.abs(estimate - old.estimate) * (plan.s if for_epsilon else 1.0)
+    converged = (wide <= tol) & jnp.isfinite(upper)
+    return Solution(
+        lower=jnp.maximum(lower, old.lower),
+        estimate=jnp.where(keep_old, old.estimate, estimate),
+        upper=jnp.minimum(upper, old.upper),
+        converged=converged,
+        cancelled=limited,
+        settled=converged | limited | (moved < 0.1),
+        nodes=jnp.minimum(plan.nodes, capacity),
+        plan=plan,
+        certificate=c,
+    )
+
+
 class _State(NamedTuple):
     passes: jax.Array
     done: jax.Array
@@ -366,26 +483,11 @@ class _State(NamedTuple):
     solution: Solution
 
 
-@partial(jax.jit, static_argnames=("tol", "unknown", "capacity", "block", "x_block"))
-def solve(
-    problem: Problem,
-    given: jax.Array,
-    *,
-    tol: float,
-    unknown: str,
-    capacity: int,
-    block: int,
-    x_block: int,
-) -> Solution:
+@partial(jax.jit, static_argnames=("tol", "unknown", "capacity", "block"))
+def solve(problem: Problem, given: jax.Array, *, tol: float, unknown: str, capacity: int, block: int) -> Solution:
     """Epsilon for ``given`` = log delta (``unknown`` = "epsilon"), or log delta for ``given`` = epsilon ("delta").
 
-    Args:
-      problem: the composition.
-      given: shape (lanes,).
-      tol: relative tolerance on delta.
-      unknown: "epsilon" or "delta".
-      capacity: the most nodes that any lane may use, a power of two.
-      block, x_block: how many contour nodes, and how many inner nodes, are evaluated at once.
+    ``plan`` and ``evaluate``, until every lane has settled; arguments as there.
 
     Returns:
       Certified lower and upper ends and the estimate. A lane that needs more nodes than ``capacity``, or whose terms
@@ -394,94 +496,50 @@ def solve(
     for_epsilon = unknown == "epsilon"
     lanes = given.shape[0]
     none = given * jnp.nan
-    unit = float(jnp.finfo(given.dtype).epsneg)
-
-    def evaluate(plan: Plan, rough: jax.Array) -> Solution:
-        tilt = fix_tilt(problem, plan, capacity)
-        on = line(problem, plan, tilt, capacity, block, x_block)
-        eps = solve_epsilon(plan, tilt, on) if for_epsilon else plan.epsilon
-        at = jax.tree.map(lambda a: a[:, 0], sums(plan, tilt, on, eps[:, None]))
-        c = certify(problem, plan, tilt, on, eps, at)
-        over = c.truncation + c.inner + c.rounding
-        under = over + c.alias_up + c.alias_down
-        good = at.estimate > 0
-        safe = jnp.where(good, at.estimate, 1.0)
-        wide = jnp.where(good, jnp.maximum(over, under / 3) / safe, jnp.inf)
-        limited = (c.rounding >= 0.2 * under) & (under < 4 * c.rounding)
-        r, k = tilt.chernoff
-        if for_epsilon:
-            lower, upper = _epsilon_ends(plan, tilt, on, eps, at.slope, over, under)
-            estimate = jnp.where(good, eps, jnp.nan)
-            bound = (k + xlogx(r) - given) / r * (1 + 8 * unit) + 8 * unit * jnp.abs(given) / r
-            last = 0.0
-        else:
-            upper = jnp.log(jnp.maximum(jnp.minimum(at.estimate, at.total), 0.0) + over) + plan.log_delta
-            lower = jnp.log(jnp.maximum(at.estimate - under, 0.0)) + plan.log_delta
-            estimate = jnp.where(good, jnp.log(safe) + plan.log_delta, jnp.nan)
-            bound = k + xlogx(r) - r * given + 8 * unit * (jnp.abs(k) + jnp.abs(r * given) + 1)
-            last = 8 * unit * (jnp.abs(plan.log_delta) + 1)  # rounding of the logarithms of this function itself
-        return Solution(
-            lower=lower - last,
-            estimate=estimate,
-            upper=jnp.minimum(jnp.where(jnp.isnan(upper), jnp.inf, upper) + last, jnp.where(r > 0, bound, jnp.inf)),
-            converged=(wide <= tol) & jnp.isfinite(upper) & ~rough,
-            cancelled=limited & ~rough,
-            nodes=jnp.minimum(plan.nodes, capacity),
-            plan=plan,
-            certificate=c,
-        )
+    run = partial(evaluate, tol=tol, unknown=unknown, capacity=capacity, block=block)
 
     def again(state: _State) -> _State:
-        plan = climb(problem, choose(problem, state.epsilon, state.log_delta, state.tol), capacity)
+        new_plan = plan(problem, state.epsilon, state.log_delta, state.tol, capacity)
         # Where many nodes are needed the saddle-point guess is off by orders of magnitude: a rough pass first.
         first = state.passes == 0
-        rough = first & (plan.nodes > MANY) & (capacity > MANY)
-        plan = plan._replace(nodes=jnp.where(rough, 0.0, plan.nodes))
-        new, old = evaluate(plan, rough), state.solution
-        full = new.plan.nodes > capacity
-        moved = jnp.abs(new.estimate - old.estimate) * (plan.s if for_epsilon else 1.0)
-        settled = new.converged | new.cancelled | (moved < 0.1) | (full & ((capacity <= MANY) | ~first))
-        settled = settled & ~rough
-        narrower = (new.upper - new.lower) <= (old.upper - old.lower)
-        keep_old = ~narrower & jnp.isfinite(old.estimate)
-        new = new._replace(
-            upper=jnp.where(new.upper < old.upper, new.upper, old.upper),
-            lower=jnp.where(new.lower > old.lower, new.lower, old.lower),
-            estimate=jnp.where(keep_old, old.estimate, new.estimate),
-        )
+        rough = first & (new_plan.nodes > MANY) & (capacity > MANY)
+        new_plan = new_plan._replace(nodes=jnp.where(rough, 0.0, new_plan.nodes))
+        old = state.solution
+        new = run(problem, new_plan, given, Ends(old.lower, old.estimate, old.upper))
+        settled = (new.settled | (new_plan.nodes > capacity) & ((capacity <= MANY) | ~first)) & ~rough
         keep = state.done | rough
         choice = lambda a, b: jnp.where(keep.reshape((lanes,) + (1,) * (a.ndim - 1)), b, a)
         new = jax.tree.map(choice, new, old)
-        guess = jnp.where(jnp.isfinite(new.estimate), new.estimate, plan.epsilon if for_epsilon else plan.log_delta)
+        guess = jnp.where(jnp.isfinite(new.estimate), new.estimate, new_plan.epsilon if for_epsilon else new_plan.log_delta)
         eps, log_d = (guess, given) if for_epsilon else (given, guess)
         return _State(
             state.passes + 1,
             state.done | settled,
             jnp.where(rough, state.epsilon, eps),
             jnp.where(rough, state.log_delta, log_d),
-            jnp.where(rough, jnp.maximum(tol, _ROUGH), tol),
+            jnp.where(rough, jnp.maximum(tol, ROUGH), tol),
             new,
         )
 
     eps0, log0 = (none, given) if for_epsilon else (given, none)
-    shapes = jax.eval_shape(lambda: evaluate(choose(problem, eps0, log0, none * 0 + tol), given > 0))
-    blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-    blank = blank._replace(lower=given * 0 - jnp.inf, upper=given * 0 + jnp.inf, estimate=none)
-    start = _State(jnp.int32(0), given != given, eps0, log0, given * 0 + tol, blank)
-    found = lax.while_loop(lambda s: (s.passes < _PASSES) & ~jnp.all(s.done), again, start).solution
-    return _limits(problem, given, found, for_epsilon)
+    ends = start(given)
+    shapes = jax.eval_shape(lambda: run(problem, choose(problem, eps0, log0, none * 0 + tol), given, ends))
+    blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)._replace(**ends._asdict())
+    state = _State(jnp.int32(0), given != given, eps0, log0, given * 0 + tol, blank)
+    found = lax.while_loop(lambda s: (s.passes < PASSES) & ~jnp.all(s.done), again, state).solution
+    return found._replace(**limits(problem, given, found, unknown)._asdict())
 
 
-def _limits(problem: Problem, given: jax.Array, found: Solution, for_epsilon: bool) -> Solution:
+def limits(problem: Problem, given: jax.Array, found: Ends | Solution, unknown: str) -> Ends:
     """Applies the bounds that always hold: the probability of being sampled at all, the largest loss."""
+    xp = namespace(given, found.upper)
     touched, largest = log_touched(problem), largest_loss(problem)
-    if for_epsilon:
-        upper = jnp.minimum(jnp.maximum(found.upper, 0.0), largest)
-        upper = jnp.where(touched <= given, 0.0, upper)
-        lower = jnp.clip(found.lower, 0.0, upper)
+    if unknown == "epsilon":
+        upper = xp.minimum(xp.maximum(found.upper, 0.0), largest)
+        upper = xp.where(touched <= given, 0.0, upper)
+        lower = xp.clip(found.lower, 0.0, upper)
     else:
-        upper = jnp.minimum(jnp.minimum(found.upper, 0.0), touched)
-        upper = jnp.where(given >= largest, -jnp.inf, upper)
-        lower = jnp.minimum(found.lower, upper)
-    estimate = jnp.clip(jnp.where(jnp.isnan(found.estimate), upper, found.estimate), lower, upper)
-    return found._replace(lower=lower, estimate=estimate, upper=upper)
+        upper = xp.minimum(xp.minimum(found.upper, 0.0), touched)
+        upper = xp.where(given >= largest, -xp.inf, upper)
+        lower = xp.minimum(found.lower, upper)
+    return Ends(lower, xp.clip(xp.where(xp.isnan(found.estimate), upper, found.estimate), lower, upper), upper)

@@ -3,7 +3,8 @@
 Everything is a trapezoid sum over u, the noise in units of its standard deviation: there the integrand is analytic in
 the strip |Im u| < pi sigma, so the sum converges geometrically and its error has a bound. The log weight is
 log N(u) + x(u), x = log_p + s L = sum_j c_j l(sign_j u), c_j = alpha_j + s beta_j, and every part pulls to the right:
-c_j sign_j > 0. Shapes: fields of a pair are (lanes, components), s and t are (lanes,), the last axis is the node.
+c_j sign_j > 0. So exp(itL) decays above the real axis and grows below it: on a line Im u = y one set of nodes serves
+every t >= 0. Shapes: fields of a pair are (lanes, components), s is (lanes,), the last axis is the node.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax._special import LOG_2PI, expm1_minus, log1p, sincos
+from dpjax._complex import Complex, add, expm1, mul, polar, scale
+from dpjax._special import LOG_2PI, arctan2, expm1_minus, log1p, sincos
 from dpjax.pairs import SampledGaussianPair
 
 PI = jnp.pi
@@ -23,6 +25,8 @@ MARGIN = 9.5  # exp(-9.5^2 / 2) = 2.5e-20: what lies beyond is far below roundin
 _STRIP = 0.98  # fraction of the strip |Im u| < pi sigma that the error bounds use
 _CAP = 500.0
 _ENDS = np.asarray([1.0, 1.25, 1.6, 2.0, 3.0, 4.5])
+_FRACTIONS = np.asarray([1.0, 0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1])
+_HEIGHTS = np.asarray([0.0, 0.25, 0.5, 0.75, 1.0])
 
 
 class Nodes(NamedTuple):
@@ -168,7 +172,7 @@ def log_real_alias(pair: SampledGaussianPair, s: jax.Array, step: jax.Array, shi
     |1 + v| at most its real value, a falling one at least its real value times cos(a / (2 sigma)).
     """
     limit = _STRIP * PI * pair.sigma - shift
-    a = jnp.minimum(limit, 2 * PI / step)[..., None] * np.asarray([1.0, 0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1])
+    a = jnp.minimum(limit, 2 * PI / step)[..., None] * _FRACTIONS
     decay = 2 * PI * a / step[..., None]
     secant = log_secant(pair, s, a + shift[..., None])
     return np.log(2.0) + jnp.min(0.5 * a * a - decay + secant - jnp.log(-jnp.expm1(-decay)), -1)
@@ -180,19 +184,67 @@ def real_step(pair: SampledGaussianPair, s: jax.Array) -> jax.Array:
     return 2 * PI / jnp.min((46.0 + log_secant(pair, s, a)) / a + 0.5 * a, -1)
 
 
+def _growth(pair: SampledGaussianPair, s: jax.Array, t: jax.Array, down: jax.Array) -> jax.Array:
+    """log of a bound on the integral of |N exp(x + i t L)| over Im u = -down, relative to exp K(s); (..., shifts).
+
+    There a part's |Im l| is at most down / sigma.
+    """
+    lost = pair.sign.shape[-1] / pair.sigma
+    return 0.5 * down * down + (t[:, None] * lost)[..., None] * down + log_secant(pair, s, down)
+
+
+def log_line_alias(
+    pair: SampledGaussianPair, s: jax.Array, t: jax.Array, y: jax.Array, step: jax.Array
+) -> jax.Array:
+    """log of a bound on the trapezoid error of N exp(x + i t' L) on Im u = y, 0 <= t' <= t, relative to exp K(s).
+
+    By the integrals of the modulus on a line above, y + a < pi sigma, where exp(itL) is below 1, and on one below: the
+    real axis, where it is exp K(s) itself, or one still further down.
+    """
+    limit = _STRIP * PI * pair.sigma
+    a = jnp.minimum(limit - y, 2 * PI / step)[..., None] * _FRACTIONS
+    c = jnp.minimum(limit, 2 * PI / step)[..., None] * np.append(_FRACTIONS, 0.0)
+    bound = lambda exponent, distance: jnp.min(exponent - jnp.log(jnp.expm1(jnp.minimum(distance, 700.0))), -1)
+    up = y[..., None] + a
+    above = bound(0.5 * up * up + log_secant(pair, s, up), 2 * PI * a / step[..., None])
+    below = bound(_growth(pair, s, t, c), 2 * PI * (y[..., None] + c) / step[..., None])
+    return jnp.logaddexp(above, below)
+
+
+def line_for(
+    pair: SampledGaussianPair, s: jax.Array, t: jax.Array, nats: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """(y, step): the line and the widest spacing at which ``log_line_alias`` is about -nats; (lanes, components)."""
+    limit = _STRIP * PI * pair.sigma
+    # On Im u = y the terms are exp(y^2 / 2) larger than on the real axis, and so is their rounding.
+    y = jnp.minimum(0.5 * limit, 2.0)[..., None] * _HEIGHTS
+    far = jnp.minimum(limit, 9.5)[..., None]
+    a = jnp.minimum(limit[..., None] - y, far)[..., None] * _FRACTIONS
+    c = far * np.append(_FRACTIONS, 0.0)
+    need = nats[..., None, None]
+    up = y[..., None] + a
+    flat = up.reshape((*up.shape[:2], -1))
+    secant = log_secant(pair, s, flat).reshape(up.shape)
+    above = jnp.max(2 * PI * a / (need + 0.5 * up * up + secant), -1)
+    below = jnp.max(2 * PI * (y[..., None] + c[..., None, :]) / (need + _growth(pair, s, t, c)[..., None, :]), -1)
+    step = jnp.minimum(above, below)
+    best = step * jnp.exp(-0.25 * y * y)
+    best = best >= jnp.max(best, -1, keepdims=True)
+    first = best & (jnp.cumsum(best.astype(jnp.int32), -1) == 1)
+    one = lambda of: jnp.sum(jnp.where(first, of, 0.0), -1)
+    return one(y), one(step)
+
+
 class RealCumulant(NamedTuple):
     """K at a real s; (lanes, components).
 
     ``log_error`` is the log of a two-sided error relative to the exact exp K, rounding apart; ``size`` times a few ulp
-    bounds the rounding of ``value``; ``mean`` and ``spread`` are the loss's mean and (a bound of) its mean absolute
-    deviation under the tilted weight; ``log_norm`` is the log of the sum of exp(-u^2 / 2 + x(u)) over the nodes.
+    bounds the rounding of ``value``; ``mean`` is the loss's mean under the tilted weight.
     """
 
     value: jax.Array
     log_error: jax.Array
     mean: jax.Array
-    spread: jax.Array
-    log_norm: jax.Array
     size: jax.Array
 
     def log_excess(self) -> jax.Array:
@@ -201,7 +253,7 @@ class RealCumulant(NamedTuple):
         return jnp.where(self.log_error < 0, -jnp.log1p(-jnp.where(self.log_error < 0, error, 0.0)), jnp.inf)
 
 
-def real(pair: SampledGaussianPair, s: jax.Array, win: Window, step: jax.Array, block: int = 128) -> RealCumulant:
+def real(pair: SampledGaussianPair, s: jax.Array, win: Window, step: jax.Array, block: int = 64) -> RealCumulant:
     """K(s) from nodes win.low + j step, with |computed - exact| <= exp(K + log_error) for exp K, K the exact one.
 
     Rounding: each term carries the ulps of its exponents; the largest error seen in 1800 random cases is 1.34 ulp of
@@ -212,31 +264,32 @@ def real(pair: SampledGaussianPair, s: jax.Array, win: Window, step: jax.Array, 
     tilt = s[:, None, None]
 
     def body(carry):
-        b, g, z, m1, away, rough_g, rough_z = carry
+        b, crest, g, z, m1, rough_g, rough_z = carry
         u, inside = grid(win, step, count, b, block)
         nodes = at(pair, u)
         log_n = -0.5 * u * u - 0.5 * LOG_2PI
-        log_w = log_n + nodes.log_p + tilt * nodes.loss - win.height[..., None]
-        w = jnp.where(inside, jnp.exp(log_w), 0.0)
+        log_w = jnp.where(inside, log_n + nodes.log_p + tilt * nodes.loss, -jnp.inf)
+        # the window's height is the largest weight's only where the window has settled
+        top = jnp.maximum(crest, jnp.max(log_w, -1))
+        w, fall = jnp.exp(log_w - top[..., None]), jnp.exp(crest - top)
         excess = jnp.where(inside, weighted_excess(nodes, tilt, log_n), 0.0)
-        distance = nodes.loss - win.centre[..., None]
         exponents = 4 + jnp.abs(log_n) + jnp.abs(nodes.log_p) + tilt * jnp.abs(nodes.loss)
         return (
             b + 1,
+            top,
             g + jnp.sum(excess, -1),
-            z + jnp.sum(w, -1),
-            m1 + jnp.sum(w * distance, -1),
-            away + jnp.sum(w * jnp.abs(distance), -1),
+            fall * z + jnp.sum(w, -1),
+            fall * m1 + jnp.sum(w * (nodes.loss - win.centre[..., None]), -1),
             rough_g + jnp.sum(excess * (exponents + jnp.abs(nodes.loss)), -1),
-            rough_z + jnp.sum(w * exponents, -1),
+            fall * rough_z + jnp.sum(w * exponents, -1),
         )
 
     zero = jnp.zeros_like(pair.sigma)
-    _, g, z, m1, away, rough_g, rough_z = lax.while_loop(
-        lambda carry: carry[0] * block < jnp.max(count), body, (np.int32(0), *(zero,) * 6)
+    _, crest, g, z, m1, rough_g, rough_z = lax.while_loop(
+        lambda carry: carry[0] * block < jnp.max(count), body, (np.int32(0), win.height, *(zero,) * 5)
     )
     mean = m1 / z
-    plain = win.height + jnp.log(step * z)
+    plain = crest + jnp.log(step * z)
     large = plain > 5.0
     excess = step * jnp.where(large, 0.0, g)
     value = jnp.where(large, plain, jnp.log1p(excess))
@@ -244,10 +297,8 @@ def real(pair: SampledGaussianPair, s: jax.Array, win: Window, step: jax.Array, 
     # the linear terms are entire: their own alias is 2 exp(-2 pi^2 / step^2) (1 + 2 q sum |c|)
     linear = jnp.log(2 * (1 + 2 * pair.q * jnp.sum(coefficients(pair, s), -1))) - 2 * PI**2 / step**2
     alias = jnp.logaddexp(log_real_alias(pair, s, step, jnp.zeros_like(step)), linear - value)
-    log_norm = win.height + jnp.log(z) + 0.5 * LOG_2PI
-    spread = away / z + jnp.abs(mean)  # at least the mean absolute deviation, at most twice the one about the centre
     error = jnp.logaddexp(alias, win.log_tail - value)
-    return RealCumulant(value, error, win.centre + mean, spread, log_norm, size)
+    return RealCumulant(value, error, win.centre + mean, size)
 
 
 def _count(win: Window, step: jax.Array) -> jax.Array:
@@ -260,144 +311,200 @@ def grid(win: Window, step: jax.Array, count: jax.Array, b: jax.Array, block: in
     return win.low[..., None] + j.astype(step.dtype) * step[..., None], j < count[..., None]
 
 
-def shifted(pair: SampledGaussianPair, s: jax.Array, u: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(log |N(u + iy) exp(x(u + iy))|, Im L(u + iy) >= 0) for shifts 0 <= y < pi sigma; shapes broadcast."""
-    inv, q = 1 / pair.sigma, pair.q
-    pad = u.ndim - inv.ndim
-    lift = lambda a: a.reshape(a.shape + (1,) * pad)
-    inv, q = lift(inv), lift(q)
-    cos_y, sin_y = jnp.cos(y * inv), jnp.sin(y * inv)
-    modulus = 0.5 * (y * y - u * u) - 0.5 * LOG_2PI
-    angle = jnp.zeros_like(modulus)
-    s_nodes = s.reshape(s.shape + (1,) * (u.ndim - 1))
+# --------------------------------------------------------------------------------------------------------------------
+# Above the real axis
+
+
+class Shifted(NamedTuple):
+    """A pair at u + iy: log and angle of N exp(x), the loss (imaginary part >= 0), and of each part l = log(1 + v).
+
+    ``exponents`` is the size of what log_modulus and angle were added from.
+    """
+
+    log_modulus: jax.Array
+    angle: jax.Array
+    loss: Complex
+    part_l: tuple[Complex, ...]
+    exponents: jax.Array
+
+
+def shifted(pair: SampledGaussianPair, s: jax.Array, u: jax.Array, y: jax.Array) -> Shifted:
+    """The pair at u + iy, 0 <= y < pi sigma; the axes of u behind (lanes, components) are free, y broadcasts."""
+    lift = lambda a: a.reshape(a.shape + (1,) * (u.ndim - a.ndim))
+    inv, q, tilt = lift(1 / pair.sigma), lift(pair.q), lift(s)
+    sine, cosine = sincos(y * inv)
+    half, _ = sincos(0.5 * y * inv)
+    versine = 2 * half * half
+    log_modulus = 0.5 * (y * y - u * u) - 0.5 * LOG_2PI
+    angle = -u * y
+    exponents = jnp.abs(log_modulus) + jnp.abs(angle)
+    loss, parts = (jnp.zeros_like(angle), jnp.zeros_like(angle)), []
     for j in range(pair.sign.shape[-1]):
-        c = lift(pair.alpha[..., j]) + s_nodes * lift(pair.beta[..., j])
-        exponent = lift(pair.sign[..., j]) * u * inv - 0.5 * inv * inv
-        e = q * jnp.exp(jnp.minimum(exponent, 300.0))
-        re, im = (1 - q) + e * cos_y, e * sin_y
-        log_r = jnp.where(exponent > 300.0, exponent + jnp.log(q + 1e-300), 0.5 * jnp.log(re * re + im * im + 1e-300))
-        modulus = modulus + c * log_r
-        angle = angle + jnp.arctan2(im, re)
-    return modulus, angle
+        sign, alpha, beta = (lift(a[..., j]) for a in pair[2:])
+        exponent = sign * u * inv - 0.5 * inv * inv
+        capped = jnp.minimum(exponent, 300.0)
+        e, em1 = q * jnp.exp(capped), q * jnp.expm1(capped)
+        re, im = em1 * cosine - q * versine, e * sine  # v
+        whole = (1 - q) + e * cosine
+        near = re > -0.4
+        safe = jnp.where(near, re, 0.0)
+        small = 0.5 * log1p(jnp.where(near, 2 * safe + safe * safe + im * im, 0.0))
+        log_r = jnp.where(near, small, 0.5 * jnp.log(whole * whole + im * im + 1e-300))
+        log_r = jnp.where(exponent > 300.0, exponent + jnp.log(q + 1e-300), log_r)
+        log_r = jnp.where(q >= 1, exponent, jnp.where(q > 0, log_r, 0.0))
+        l = (log_r, sign * jnp.where(q >= 1, y * inv, arctan2(im, whole)))
+        c = alpha + tilt * beta
+        log_modulus, angle = log_modulus + c * l[0], angle + c * l[1]
+        exponents = exponents + jnp.abs(c) * (jnp.abs(l[0]) + jnp.abs(l[1]))
+        loss = add(loss, scale(beta, l))
+        parts.append(l)
+    return Shifted(log_modulus, angle, loss, tuple(parts), exponents)
 
 
 def log_envelope(
-    pair: SampledGaussianPair, s: jax.Array, t: jax.Array, y: jax.Array, win: Window, step: jax.Array, block: int = 128
+    pair: SampledGaussianPair, s: jax.Array, t: jax.Array, y: jax.Array, win: Window, step: jax.Array, block: int = 64
 ) -> jax.Array:
-    """Log of the sum of |N exp(x)| exp(-t Im L) on the line Im u = y (lanes, components); t may be negative.
+    """Log of the sum of |N exp(x)| exp(-t Im L) on the line Im u = y (lanes, components), t >= 0.
 
-    For t > 0 the integral bounds |exp K(s + i t')| for every t' >= t: the contour of the inner integral may be moved up
-    to Im u = y, and there |exp(i t' L)| = exp(-t' Im L). For t < 0 it is the integral of |N exp(x + i |t| L)| on the
-    other side of the real axis, which bounds the trapezoid error of the nodes up to |t|.
+    The integral bounds |exp K(s + i t')| for every t' >= t: the contour of the inner integral may be moved up to
+    Im u = y, and there |exp(i t' L)| = exp(-t' Im L).
     """
-    # For t < 0 the window must hold exp(|t| Im L) N exp(x) too. x rises at most like e u, e = sum |c| / sigma, and Im L is at
-    # most parts * y / sigma: beyond u = e + d the sum is below exp(grown + e^2 / 2 - d^2 / 2). Below 0, where a falling part's
-    # Im L is large, x is at most 0 if it falls, and small if it rises.
-    steepest = jnp.sum(coefficients(pair, s), -1) / pair.sigma
-    grown = jnp.where(t < 0, -t, 0.0)[:, None] * pair.sign.shape[-1] * y / pair.sigma
-    d = jnp.sqrt(steepest**2 + 2 * (grown + 50.0 - win.height)) + 1.0
-    last = jnp.where((t < 0)[:, None], jnp.maximum(win.high, steepest + d), win.high)
-    falls = jnp.any(pair.sign < 0, -1)
-    further = -(jnp.sqrt(2 * jnp.maximum(grown + 50.0 - win.height, 1.0)) + 1.0)
-    first = jnp.where((t < 0)[:, None] & falls, jnp.minimum(win.low, further), win.low)
-    win = win._replace(low=first, high=last)
-    step = jnp.maximum(step, (win.high - win.low) / 65536.0)
     count = _count(win, step)
 
     def body(carry):
         b, crest, z = carry
         u, inside = grid(win, step, count, b, block)
-        modulus, angle = shifted(pair, s, u, y[..., None])
-        exponent = jnp.where(inside, modulus - t[:, None, None] * angle, -jnp.inf)
-        top = jnp.maximum(crest, jnp.max(exponent, -1))  # exp(-t Im L) may be exp(1000) where t < 0
+        nodes = shifted(pair, s, u, y[..., None])
+        exponent = jnp.where(inside, nodes.log_modulus - t[:, None, None] * nodes.loss[1], -jnp.inf)
+        top = jnp.maximum(crest, jnp.max(exponent, -1))
         z = z * jnp.exp(crest - top) + jnp.sum(jnp.exp(exponent - top[..., None]), -1)
         return b + 1, top, z
 
     start = (np.int32(0), jnp.full_like(pair.sigma, -1e300), jnp.zeros_like(pair.sigma))
     _, crest, z = lax.while_loop(lambda carry: carry[0] * block < jnp.max(count), body, start)
-    total = crest + jnp.log(step * z)
-    tail = jnp.where((t < 0)[:, None], win.height - 49.0, win.log_tail)
-    return jnp.logaddexp(total, tail + 0.5 * y * y + log_secant(pair, s, y))
+    return jnp.logaddexp(crest + jnp.log(step * z), win.log_tail + 0.5 * y * y + log_secant(pair, s, y))
 
 
 class Moments(NamedTuple):
-    """Sums over the normalised weight w of functions of the phase p = t (L - mean); (lanes, components, t-nodes).
+    """phi(t) = exp(K(s + it) - K(s) - i t mean) as (1 - a) + ib, and sums with ``columns``.
 
-    a = 1 - sum w cos p and b = sum w sin p keep relative accuracy where phi = (1 - a) + ib is close to 1. ``cos`` and
-    ``sin`` are the sums with the columns of ``columns``, on a last axis.
+    a and b are (lanes, components, t-nodes) and keep relative accuracy where phi is close to 1; ``columns`` are sums of
+    exp(i t (L - mean)) times the columns, with a last axis for them; a few ulp of t times ``spread`` (lanes, components)
+    bound the rounding of a and b: it is the sum of |w| |L - mean|, more where the exponent of w itself is large.
     """
 
     a: jax.Array
     b: jax.Array
-    cos: jax.Array
-    sin: jax.Array
+    columns: Complex
+    spread: jax.Array
 
 
-def columns(pair: SampledGaussianPair, u: jax.Array, nodes: Nodes, order: int) -> jax.Array:
-    """Derivatives of each part's l with respect to sigma and q at fixed u; (lanes, components, nodes, columns).
+def columns(pair: SampledGaussianPair, u: jax.Array, y: jax.Array, nodes: Shifted, order: int) -> Complex:
+    """Derivatives of each part's l with respect to sigma and q at fixed u + iy; (lanes, components, columns, nodes).
 
     order 1: l_sigma, l_q of every part. order 2 adds l_ss, l_sq, l_qq of every part and the products of all the first
     derivatives, row by row of the upper triangle.
     """
-    if order == 0:
-        return jnp.zeros(u.shape + (0,), u.dtype)
     inv, q = (1 / pair.sigma)[..., None], pair.q[..., None]
     first, second = [], []
     for j, l in enumerate(nodes.part_l):
-        v = pair.sign[..., j, None] * u
-        y = v * inv - 0.5 * inv * inv
-        tilt = jnp.exp(y - l)  # dQ-to-P ratio of the shifted component
-        l_q = jnp.where(y > 0, -jnp.expm1(-jnp.abs(y)) * tilt, jnp.expm1(-jnp.abs(y)) * jnp.exp(-l))
-        rho = q * tilt
-        y_i = v - inv
-        l_i = rho * y_i
-        first += [-l_i * inv**2, l_q]
+        v = (pair.sign[..., j, None] * u, pair.sign[..., j, None] * y)
+        exponent = (v[0] * inv - 0.5 * inv * inv, v[1] * inv)
+        tilt = polar(exponent[0] - l[0], exponent[1] - l[1])  # density ratio of the shifted component to the mixture
+        base = polar(-l[0], -l[1])
+        # (exp(y) - 1) / (1 + v), whichever way does not overflow
+        up = expm1(jnp.minimum(exponent[0], 0.0), exponent[1])
+        down = expm1(-jnp.maximum(exponent[0], 0.0), -exponent[1])
+        near, far = mul(up, base), mul(down, tilt)
+        l_q = tuple(jnp.where(exponent[0] > 0, -b, a) for a, b in zip(near, far, strict=True))
+        rho = scale(q, tilt)
+        y_i = (v[0] - inv, v[1])
+        l_i = mul(rho, y_i)
+        first += [scale(-(inv**2), l_i), l_q]
         if order > 1:
-            l_ii = -rho + rho * (1 - rho) * y_i**2
-            l_iq = tilt * jnp.exp(-l) * y_i
-            second += [l_ii * inv**4 + 2 * l_i * inv**3, -l_iq * inv**2, -(l_q**2)]
-    products = [first[i] * first[k] for i in range(len(first)) for k in range(i, len(first))] if order > 1 else []
-    return jnp.stack(first + second + products, -1)
+            bent = mul(mul(rho, (1 - rho[0], -rho[1])), mul(y_i, y_i))
+            l_ii = (bent[0] - rho[0], bent[1] - rho[1])
+            l_iq = mul(mul(tilt, base), y_i)
+            second += [
+                add(scale(inv**4, l_ii), scale(2 * inv**3, l_i)),
+                scale(-(inv**2), l_iq),
+                scale(-1.0, mul(l_q, l_q)),
+            ]
+    products = [mul(first[i], first[k]) for i in range(len(first)) for k in range(i, len(first))] if order > 1 else []
+    every = first + second + products
+    return jnp.stack([c[0] for c in every], 2), jnp.stack([c[1] for c in every], 2)
+
+
+def _twice(a: Complex) -> jax.Array:
+    """[[re, im], [-im, re]] along the last two axes: a real matrix product with it is a complex one."""
+    return jnp.concatenate([jnp.concatenate(a, -1), jnp.concatenate([-a[1], a[0]], -1)], -2)
 
 
 def moments(
     pair: SampledGaussianPair,
     s: jax.Array,
-    t: jax.Array,
+    rows: jax.Array,
+    across: jax.Array,
     win: Window,
+    y: jax.Array,
     step: jax.Array,
     tilted: RealCumulant,
     order: int = 0,
-    block: int = 128,
+    block: int = 64,
 ) -> Moments:
-    """phi(t) = exp(K(s + it) - K(s) - i t mean) at ``t`` of shape (lanes, t-nodes), and the sums with ``columns``."""
+    """phi at every t = rows + across, (lanes, number of rows) and (lanes, number across), row by row.
+
+    With A and B the phases of a row and of a column, exp(A + B) - 1 = (exp A - 1) + (exp B - 1) + (exp A - 1)(exp B - 1),
+    and each of the three keeps its relative accuracy through the sum over the inner nodes: n nodes cost a matrix product
+    and 2 sqrt(n) exponentials.
+    """
     count = _count(win, step)
     parts = pair.sign.shape[-1]
     n_columns = 0 if order == 0 else 2 * parts if order == 1 else 5 * parts + parts * (2 * parts + 1)
+    log_norm = (tilted.value - jnp.log(step))[..., None]
+    dot = lambda a, b: jnp.einsum("lmax,lmxb->lmab", a, b, precision=lax.Precision.HIGHEST)
+    height = y[..., None]
 
     def body(carry):
-        b, a, im, cos, sin = carry
+        b, single_a, single_b, both, spread, of_columns = carry
         u, inside = grid(win, step, count, b, block)
-        nodes = at(pair, u)
-        log_w = -0.5 * u * u + nodes.log_p + s[:, None, None] * nodes.loss - tilted.log_norm[..., None]
-        w = jnp.where(inside, jnp.exp(log_w), 0.0)
-        half = 0.5 * t[:, None, :, None] * (nodes.loss - tilted.mean[..., None])[:, :, None, :]
-        sin_half, cos_half = sincos(half)
-        versine = 2 * sin_half * sin_half
-        sine = 2 * sin_half * cos_half
-        a = a + jnp.einsum("lmtx,lmx->lmt", versine, w)
-        im = im + jnp.einsum("lmtx,lmx->lmt", sine, w)
-        if n_columns:
-            weighted = w[..., None] * columns(pair, u, nodes, order)
-            cos = cos + jnp.sum(weighted, 2)[:, :, None, :] - jnp.einsum("lmtx,lmxc->lmtc", versine, weighted)
-            sin = sin + jnp.einsum("lmtx,lmxc->lmtc", sine, weighted)
-        return b + 1, a, im, cos, sin
+        nodes = shifted(pair, s, u, height)
+        w = polar(jnp.where(inside, nodes.log_modulus - log_norm, -jnp.inf), nodes.angle)
+        away, up = nodes.loss[0] - tilted.mean[..., None], nodes.loss[1]
 
-    zero = jnp.zeros(pair.sigma.shape + t.shape[-1:], t.dtype)
-    zero_c = jnp.zeros(zero.shape + (n_columns,), t.dtype)
-    _, a, im, cos, sin = lax.while_loop(
-        lambda carry: carry[0] * block < jnp.max(count),
-        body,
-        (np.int32(0), zero, zero, zero_c, zero_c),
+        def phases(t):  # exp(i t (L - mean)) - 1, (lanes, components, t-nodes, inner nodes)
+            t = t[:, None, :, None]
+            return expm1(-t * up[:, :, None], t * away[:, :, None])
+
+        e, f = phases(rows), phases(across)
+        weighted = mul(f, (w[0][:, :, None], w[1][:, :, None]))
+        lined = jnp.concatenate(e, -1)
+        turned = _twice(tuple(jnp.swapaxes(c, -1, -2) for c in weighted))
+        size = jnp.abs(w[0]) + jnp.abs(w[1])
+        new = (
+            single_a + dot(lined, _twice((w[0][..., None], w[1][..., None]))),
+            single_b + jnp.stack([jnp.sum(c, -1) for c in weighted], -1),
+            both + dot(lined, turned),
+            spread + jnp.sum(size * (jnp.abs(away) + up) * (1 + nodes.exponents / 32), -1),
+        )
+        if n_columns:
+            full = (1 + f[0], f[1])
+            c = mul(columns(pair, u, height, nodes, order), (w[0][:, :, None], w[1][:, :, None]))
+            c = mul((c[0][:, :, :, None], c[1][:, :, :, None]), (full[0][:, :, None], full[1][:, :, None]))
+            # (lanes, components, inner nodes, columns x t-nodes)
+            flat = tuple(jnp.swapaxes(x.reshape((*x.shape[:2], -1, x.shape[-1])), -1, -2) for x in c)
+            of_columns = of_columns + dot(jnp.concatenate((1 + e[0], e[1]), -1), _twice(flat))
+        return b + 1, *new, of_columns
+
+    shape, na, nb = pair.sigma.shape, rows.shape[-1], across.shape[-1]
+    zeros = lambda *more: jnp.zeros((*shape, *more), rows.dtype)
+    start = (np.int32(0), zeros(na, 2), zeros(nb, 2), zeros(na, 2 * nb), zeros(), zeros(na, 2 * nb * n_columns))
+    _, single_a, single_b, both, spread, of_columns = lax.while_loop(
+        lambda carry: carry[0] * block < jnp.max(count), body, start
     )
-    return Moments(a, im, cos, sin)
+    halves = both.reshape((*shape, na, 2, nb))
+    total = halves + single_a[..., None] + jnp.swapaxes(single_b, -1, -2)[:, :, None]
+    total = jnp.moveaxis(total, -2, 0).reshape((2, *shape, na * nb))
+    of_columns = jnp.moveaxis(of_columns.reshape((*shape, na, 2, n_columns, nb)), (3, 4), (0, -1))
+    of_columns = of_columns.reshape((2, *shape, na * nb, n_columns))
+    return Moments(-total[0], total[1], (of_columns[0], of_columns[1]), spread)

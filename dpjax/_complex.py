@@ -1,0 +1,43 @@
+"""Complex numbers as (real, imaginary) pairs of arrays: no complex dtype, which TPUs lack in float64."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._special import sincos
+
+Complex = tuple[jax.Array, jax.Array]
+_TINY = 1e-300
+
+
+def add(a: Complex, b: Complex) -> Complex:
+    return a[0] + b[0], a[1] + b[1]
+
+
+def mul(a: Complex, b: Complex) -> Complex:
+    return a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]
+
+
+def ratio(a: Complex, b: Complex) -> Complex:
+    square = b[0] ** 2 + b[1] ** 2 + _TINY
+    return (a[0] * b[0] + a[1] * b[1]) / square, (a[1] * b[0] - a[0] * b[1]) / square
+
+
+def scale(c, a: Complex) -> Complex:
+    return c * a[0], c * a[1]
+
+
+def polar(log_modulus: jax.Array, angle: jax.Array) -> Complex:
+    """exp(log_modulus + i angle)."""
+    sine, cosine = sincos(angle)
+    modulus = jnp.exp(log_modulus)
+    return modulus * cosine, modulus * sine
+
+
+def expm1(x: jax.Array, y: jax.Array) -> Complex:
+    """exp(x + iy) - 1, with relative accuracy also for small x and y; x <= 700."""
+    sine, cosine = sincos(0.5 * y)
+    modulus = jnp.exp(x)
+    versine = 2 * sine * sine
+    return jnp.expm1(x) * (1 - versine) - versine, modulus * (2 * sine * cosine)
