@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from dpjax._special import sincos
+from dpjax._special import sincos, tan_quarter
 
 Complex = tuple[jax.Array, jax.Array]
 _TINY = 1e-300
@@ -36,8 +36,12 @@ def polar(log_modulus: jax.Array, angle: jax.Array) -> Complex:
 
 
 def expm1(x: jax.Array, y: jax.Array) -> Complex:
-    """exp(x + iy) - 1, with relative accuracy also for small x and y; x <= 700."""
-    sine, cosine = sincos(0.5 * y)
-    modulus = jnp.exp(x)
+    """exp(x + iy) - 1 for x <= 0, with relative accuracy also for small x and y.
+
+    Both parts are cheap functions of two numbers: a compiler that evaluates the parts apart repeats little.
+    """
+    t, below = tan_quarter(y), jnp.expm1(x)
+    over = 1 / (1 + t * t)
+    sine, cosine = 2 * t * over, (1 - t * t) * over  # of y / 2
     versine = 2 * sine * sine
-    return jnp.expm1(x) * (1 - versine) - versine, modulus * (2 * sine * cosine)
+    return below * (1 - versine) - versine, (1 + below) * (2 * sine * cosine)

@@ -18,7 +18,7 @@ from dpjax._plan import MANY, Plan, Problem
 from dpjax.pairs import SampledGaussianPair
 
 _CHUNK = 32  # lanes that run in one loop under tracing; more would wait for the slowest
-_BUCKETS = (2, 16)  # sizes that concrete batches are padded to, so that few programs are compiled
+_BUCKETS = (2, 32)  # sizes that concrete batches are padded to, so that few programs are compiled
 _BLOCK, _TRACED_BLOCK = 1024, 256  # contour nodes evaluated at once
 
 

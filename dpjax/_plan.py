@@ -89,25 +89,24 @@ def xlogx(s: jax.Array) -> jax.Array:
 
 
 def _moments(problem: Problem, u: jax.Array, nodes: cumulant.Nodes, log_n: jax.Array, s: jax.Array):
-    """K, K' and K'' of the composition on a grid of tilts (lanes, grid), from a fixed set of u-nodes."""
+    """K, K' and K'' of the composition on a grid of tilts (lanes, grid), from a fixed set of u-nodes.
+
+    K comes with an ulp's absolute error for each step, which is enough to plan with.
+    """
     pair = problem.pair
-    nodes = jax.tree.map(lambda a: a[:, :, None, :], nodes)
+    loss = nodes.loss[:, :, None, :]
     wide = jax.tree.map(lambda a: a[:, :, None], pair)
-    log_n = log_n[:, :, None, :]
-    tilt = s[:, None, :, None]
-    excess = jnp.sum(cumulant.weighted_excess(nodes, tilt, log_n), -1)
-    log_w = log_n + nodes.log_p + tilt * nodes.loss
+    log_w = (log_n + nodes.log_p)[:, :, None, :] + s[:, None, :, None] * loss
     top = jnp.max(log_w, -1, keepdims=True)
     w = jnp.exp(log_w - top)
     z = jnp.sum(w, -1)
-    plain = top[..., 0] + jnp.log(z)
-    k = jnp.where(plain > 5.0, plain, jnp.log1p(jnp.where(plain > 5.0, 0.0, jnp.maximum(excess, 0.0))))
+    k = jnp.maximum(top[..., 0] + jnp.log(z), 0.0)
+    mean = jnp.sum(w * loss, -1) / z
+    spread2 = jnp.maximum(jnp.sum(w * loss * loss, -1) / z - mean * mean, 0.0)
     # a second peak of the weight beyond the last node, where (1 + v)^(1+s) is about (q exp y)^(1+s)
     c = s[:, None, :]
     far = (1 + c) * jnp.log(wide.q + TINY) + 0.5 * c * (1 + c) / wide.sigma**2
     unseen = jnp.any(pair.sign > 0, -1)[:, :, None] & ((1 + c) / wide.sigma > u[..., -1:])
-    mean = jnp.sum(w * nodes.loss, -1) / z
-    spread2 = jnp.sum(w * (nodes.loss - mean[..., None]) ** 2, -1) / z
     dominant = unseen & (far > k)
     mean = jnp.where(dominant, jnp.log(wide.q + TINY) + (0.5 + c) / wide.sigma**2, mean)
     spread2 = jnp.where(dominant, 1 / wide.sigma**2, spread2)
@@ -228,8 +227,7 @@ def at_tilt(problem: Problem, plan: Plan, index: jax.Array) -> Plan:
     """The plan with the cutoff, the shifts and the inner spacing that belong to tilt number ``index``."""
     pair, count = problem.pair, problem.count
     s, period, target = (pick(a, index) for a in (plan.s_grid, plan.period_grid, plan.target_grid))
-    # wider than the weight itself: on the far side of the strip exp(i t L) grows to the right
-    u, du = _u_nodes(problem, jnp.minimum(plan.log_delta, -200.0), 112)
+    u, du = _u_nodes(problem, plan.log_delta, 64)
     t = pick(plan.gauss_t, index)
     # the best shift of a light loss is about t q / sigma
     widest = 0.4 * jnp.minimum(PI * pair.sigma, 60.0)
@@ -246,20 +244,30 @@ def at_tilt(problem: Problem, plan: Plan, index: jax.Array) -> Plan:
     g = problem.variance
     level = target + s * plan.epsilon - 0.5 * g * s * (1 + s)
 
+    flat = log_b(jnp.zeros_like(t))[..., 0]
+    whole = jnp.sum(count * flat, -1)
+
     def search(carry):
-        i, t, low, high, found, _ = carry
+        i, t, low, high, _, shift = carry
         upward = log_b(t)
-        good = jnp.sum(count * jnp.min(upward, -1), -1) - 0.5 * g * t * t - jnp.log(PI * t) < level
+        fallen = jnp.sum(count * jnp.min(upward, -1), -1) - 0.5 * g * t * t - jnp.log(PI * t)
+        good = fallen < level
         low, high = jnp.where(good, low, t), jnp.where(good, t, high)
-        found = found | good
-        return i + 1, jnp.where(found, jnp.sqrt(low * high), t * 1.7), low, high, found, upward
+        shift = jnp.where(good[:, None], pick(y, at_least(upward)), shift)
+        # exact for a Gaussian
+        guess = 1.01 * t * jnp.sqrt(jnp.maximum(whole - level, 1e-3) / jnp.maximum(whole - fallen, 1e-3))
+        settled = good & (guess >= t / 1.03) | (high < 1.04 * low)
+        middle = jnp.where(jnp.isinf(high), 1.7 * t, jnp.sqrt(low * high))
+        return i + 1, jnp.where((guess > low) & (guess < high), guess, middle), low, high, settled, shift
 
     def unsettled(carry):
-        i, _, low, high, found, _ = carry
-        return (i < 30) & jnp.any(~(found & (high < 1.04 * low)))
+        i, *_, settled, _ = carry
+        return (i < 30) & ~jnp.all(settled)
 
-    start = (np.int32(0), t, t / 1.7, t + jnp.inf, t < 0, jnp.zeros_like(y))
-    _, _, _, cutoff, found, upward = lax.while_loop(unsettled, search, start)
+    never = t < 0
+    start = (np.int32(0), t, t * 0, t + jnp.inf, never, jnp.zeros_like(pair.sigma))
+    _, _, _, cutoff, _, shift = lax.while_loop(unsettled, search, start)
+    found = jnp.isfinite(cutoff)
     cutoff = jnp.where(found, cutoff, t)
     nodes = jnp.where(found, jnp.ceil(cutoff * period / (2 * PI)) + 1, jnp.inf)
 
@@ -269,7 +277,7 @@ def at_tilt(problem: Problem, plan: Plan, index: jax.Array) -> Plan:
     height, step = cumulant.line_for(pair, s, last, nats)
     return plan._replace(
         index=index, log_target=target, s=s, period=period, cutoff=cutoff, nodes=nodes,
-        shift=pick(y, at_least(upward)), height=height, step=step,
+        shift=shift, height=height, step=step,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 SQRT2 = 1.4142135623730951
@@ -20,6 +21,16 @@ _COS = tuple(
     (-1) ** i / f for i, f in enumerate((24.0, 720.0, 40320.0, 3628800.0, 479001600.0, 87178291200.0, 20922789888000.0))
 )
 
+_LN2 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)  # the first of 33 bits: k times it is exact
+_LOG = (
+    6.666666666666735130e-01,
+    3.999999999940941908e-01,
+    2.857142874366239149e-01,
+    2.222219843214978396e-01,
+    1.818357216161805012e-01,
+    1.531383769920937332e-01,
+    1.479819860511658591e-01,
+)
 _ATAN_P = (
     -6.485021904942025371773e1,
     -1.228866684490136173410e2,
@@ -63,10 +74,57 @@ def sincos(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.where(quadrant >= 2, -s, s), jnp.where((quadrant == 1) | (quadrant == 2), -c, c)
 
 
+def tan_quarter(x: jax.Array) -> jax.Array:
+    """tan(r / 4) for r in [-pi, pi], x = r modulo 2 pi; as accurate as ``sincos``. See ``_complex.expm1``."""
+    x = jnp.where(jnp.abs(x) < 4e15, x, 0.0)
+    k = jnp.round(x * (0.5 / jnp.pi))
+    r = 0.25 * x - k * _PIO2[0]
+    r = (r - k * _PIO2[1]) - k * _PIO2[2]
+    z = r * r
+    return (r + r * z * _horner(z, _SIN)) / (1 - (0.5 * z - z * z * _horner(z, _COS)))
+
+
+@jax.custom_jvp
+def log(x: jax.Array) -> jax.Array:
+    """log x for x >= 2.3e-308, relative error below 3e-16 in float64; finite at 0.
+
+    Written out so that the compiler vectorises it: ``jnp.log`` takes 2.7 ns, this 1.1 ns. The polynomial is that of
+    fdlibm (Sun Microsystems).
+    """
+    if x.dtype != jnp.float64:
+        return jnp.log(x)
+    k, f = _split(x)
+    return jnp.where(x < jnp.inf, _log_of(k, f), x)
+
+
+log.defjvps(lambda dx, y, x: dx / x)
+
+
+@jax.custom_jvp
 def log1p(v: jax.Array) -> jax.Array:
-    """log(1 + v) for v > -1; ``jnp.log1p`` of JAX 0.10 is off by 3e-14 on [-0.42, -0.3]."""
-    low = v < -0.25
-    return jnp.where(low, jnp.log(1 + jnp.where(low, v, 0.0)), jnp.log1p(jnp.where(low, 0.0, v)))
+    """log(1 + v) for v > -1, relative error below 4e-16 in float64; ``jnp.log1p`` of JAX 0.10 is off by 3e-14 on [-0.42, -0.3]."""
+    if v.dtype != jnp.float64:
+        return jnp.log1p(v)
+    small = (v > -0.29) & (v < 0.41)
+    k, f = _split(1 + v)
+    return jnp.where(v < jnp.inf, _log_of(jnp.where(small, 0.0, k), jnp.where(small, v, f)), v)
+
+
+log1p.defjvps(lambda dv, y, v: dv / (1 + v))
+
+
+def _split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(k, f) with x = 2^k (1 + f), 1 + f in [1 / sqrt 2, sqrt 2)."""
+    bits = lax.bitcast_convert_type(x, jnp.int64)
+    k = (bits - np.int64(0x3FE6A09E667F3BCD)) >> np.int64(52)
+    return k.astype(x.dtype), lax.bitcast_convert_type(bits - (k << np.int64(52)), x.dtype) - 1
+
+
+def _log_of(k: jax.Array, f: jax.Array) -> jax.Array:
+    s = f / (2 + f)
+    z = s * s
+    half = 0.5 * f * f
+    return k * _LN2[0] - ((half - (s * (half + z * _horner(z, _LOG)) + k * _LN2[1])) - f)
 
 
 def expm1_minus(x: jax.Array) -> jax.Array:

@@ -38,7 +38,7 @@ from dpjax._plan import (
     xlogx,
 )
 from dpjax._precision import namespace
-from dpjax._special import arctan2, log1p, sincos
+from dpjax._special import arctan2, log, log1p, sincos
 from dpjax.pairs import SampledGaussianPair
 
 PASSES = 6
@@ -181,13 +181,13 @@ def log_phi(moments: cumulant.Moments) -> tuple[jax.Array, jax.Array]:
     close = a < 0.2
     square = jnp.where(close, a * a + b * b - 2 * a, 0.0)
     far = jnp.where(close, 1.0, (1 - a) ** 2 + b * b) + TINY
-    return 0.5 * jnp.where(close, log1p(jnp.maximum(square, -0.9999)), jnp.log(far)), arctan2(b, 1 - a)
+    return 0.5 * jnp.where(close, log1p(jnp.maximum(square, -0.9999)), log(far)), arctan2(b, 1 - a)
 
 
 def _kernel(s: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Log modulus and argument of 1 / (z (z + 1)); ``s`` (lanes,), ``t`` (lanes, nodes)."""
     s = s[:, None]
-    log_modulus = -0.5 * (jnp.log(s * s + t * t) + jnp.log((1 + s) ** 2 + t * t))
+    log_modulus = -0.5 * (log(s * s + t * t) + log((1 + s) ** 2 + t * t))
     return log_modulus, -arctan2(t, s) - arctan2(t, 1 + s)
 
 
@@ -338,7 +338,8 @@ def solve_epsilon(plan: Plan, tilt: Tilt, on: Line) -> jax.Array:
         new = jnp.where(usable, newton, middle)
         new = jnp.where((newton <= 0) & (value > 0) & (low < 0), 0.0, new)
         new = jnp.where((eps == 0) & ~above, 0.0, new)
-        return i + 1, new, low, high, jnp.abs(new - eps) > 4e-16 * jnp.abs(new)
+        noise = 200 * float(jnp.finfo(eps.dtype).epsneg) * found.absolute[:, 0]
+        return i + 1, new, low, high, (jnp.abs(new - eps) > 4e-16 * jnp.abs(new)) & (jnp.abs(value - 1) > noise)
 
     start = (np.int32(0), plan.epsilon, plan.epsilon * 0 - TINY, plan.epsilon * 0 + jnp.inf, plan.s > 0)
     return lax.while_loop(lambda carry: (carry[0] < 60) & jnp.any(carry[4]), body, start)[1]

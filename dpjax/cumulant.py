@@ -17,7 +17,8 @@ import numpy as np
 from jax import lax
 
 from dpjax._complex import Complex, add, expm1, mul, polar, scale
-from dpjax._special import LOG_2PI, arctan2, expm1_minus, log1p, sincos
+from dpjax._once import once
+from dpjax._special import LOG_2PI, arctan2, expm1_minus, log, log1p, sincos
 from dpjax.pairs import SampledGaussianPair
 
 PI = jnp.pi
@@ -53,8 +54,8 @@ def _log_ratio(u: jax.Array, inv: jax.Array, q: jax.Array) -> jax.Array:
     capped = jnp.minimum(y, _CAP)
     v = q * jnp.expm1(capped)
     small = v > -0.5
-    near = jnp.where(small, log1p(jnp.where(small, v, 0.0)), jnp.log((1 - q) + q * jnp.exp(capped) + 1e-300))
-    far = y + jnp.log(q + (1 - q) * jnp.exp(-jnp.maximum(y, 0.0)) + 1e-300)
+    near = jnp.where(small, log1p(jnp.where(small, v, 0.0)), log((1 - q) + q * jnp.exp(capped) + 1e-300))
+    far = y + log(q + (1 - q) * jnp.exp(-jnp.maximum(y, 0.0)) + 1e-300)
     l = jnp.where(y > _CAP, far, near)
     return jnp.where(q >= 1, y, jnp.where(q <= 0, 0.0, l))
 
@@ -99,7 +100,7 @@ def _pull(pair: SampledGaussianPair, s: jax.Array, u_plus: jax.Array, u_minus: j
         sign = pair.sign[..., j]
         u = sign * jnp.where(sign > 0, u_plus, u_minus)
         l = _log_ratio(u, inv, pair.q)
-        rho = jnp.exp(jnp.log(pair.q + 1e-300) + u * inv - 0.5 * inv * inv - l)
+        rho = jnp.exp(log(pair.q + 1e-300) + u * inv - 0.5 * inv * inv - l)
         total = total + coefficients(pair, s)[..., j] * inv * jnp.clip(rho, 0.0, 1.0)
     return total
 
@@ -129,7 +130,7 @@ def window(pair: SampledGaussianPair, s: jax.Array) -> Window:
             jnp.where(concave, jnp.where(right, high, middle), jnp.minimum(high, from_high * (1 + 1e-14))),
         )
 
-    _, top = lax.fori_loop(np.int32(0), np.int32(48), shrink, (jnp.zeros_like(steepest), steepest))
+    _, top = lax.fori_loop(np.int32(0), np.int32(30), shrink, (jnp.zeros_like(steepest), steepest))
     rising = jnp.any(pair.sign > 0, -1)
     falling = jnp.any(pair.sign < 0, -1)
     low = -MARGIN - jnp.where(falling, inv, 0.0)
@@ -142,15 +143,15 @@ def window(pair: SampledGaussianPair, s: jax.Array) -> Window:
     nodes = at(pair, places)
     log_w = -0.5 * places * places - 0.5 * LOG_2PI + nodes.log_p + s[:, None, None] * nodes.loss
     n = len(_ENDS)
-    upper = jnp.logaddexp(log_w[..., :n] + jnp.log(edge - ends + 1e-300), log_w[..., n : 2 * n])
+    upper = jnp.logaddexp(log_w[..., :n] + log(edge - ends + 1e-300), log_w[..., n : 2 * n])
     enough = upper < jnp.maximum(0.0, log_w[..., -3:-2]) - 42.0
     # the ends rise and the bound falls: the first that is enough, or the last
     chosen = jnp.where(enough & (jnp.cumsum(enough.astype(jnp.int32), -1) == 1), 1.0, 0.0)
     chosen = chosen.at[..., -1].add(jnp.where(jnp.any(enough, -1), 0.0, 1.0))
     high, upper = jnp.sum(chosen * ends, -1), jnp.sum(jnp.where(chosen > 0, upper, 0.0), -1)
 
-    lower = log_w[..., 2 * n] - jnp.log(-low)
-    linear = jnp.log(3 * jnp.sum(coefficients(pair, s), -1) * pair.q + 1e-300) - 0.5 * MARGIN**2 - np.log(MARGIN)
+    lower = log_w[..., 2 * n] - log(-low)
+    linear = log(3 * jnp.sum(coefficients(pair, s), -1) * pair.q + 1e-300) - 0.5 * MARGIN**2 - np.log(MARGIN)
     at_top = log_w[..., -1] > log_w[..., -2]
     height = jnp.where(at_top, log_w[..., -1], log_w[..., -2])
     centre = jnp.where(at_top, nodes.loss[..., -1], nodes.loss[..., -2])
@@ -162,7 +163,7 @@ def log_secant(pair: SampledGaussianPair, s: jax.Array, shift: jax.Array) -> jax
     fall = jnp.sum(jnp.where(pair.sign < 0, coefficients(pair, s), 0.0), -1)
     pad = (1,) * (shift.ndim - fall.ndim)
     fall, sigma = fall.reshape(fall.shape + pad), pair.sigma.reshape(fall.shape + pad)
-    return -fall * jnp.log(jnp.cos(jnp.minimum(shift / (2 * sigma), 0.5 * PI * 0.999)))
+    return -fall * log(jnp.cos(jnp.minimum(shift / (2 * sigma), 0.5 * PI * 0.999)))
 
 
 def log_real_alias(pair: SampledGaussianPair, s: jax.Array, step: jax.Array, shift: jax.Array) -> jax.Array:
@@ -175,7 +176,7 @@ def log_real_alias(pair: SampledGaussianPair, s: jax.Array, step: jax.Array, shi
     a = jnp.minimum(limit, 2 * PI / step)[..., None] * _FRACTIONS
     decay = 2 * PI * a / step[..., None]
     secant = log_secant(pair, s, a + shift[..., None])
-    return np.log(2.0) + jnp.min(0.5 * a * a - decay + secant - jnp.log(-jnp.expm1(-decay)), -1)
+    return np.log(2.0) + jnp.min(0.5 * a * a - decay + secant - log(-jnp.expm1(-decay)), -1)
 
 
 def real_step(pair: SampledGaussianPair, s: jax.Array) -> jax.Array:
@@ -204,7 +205,7 @@ def log_line_alias(
     limit = _STRIP * PI * pair.sigma
     a = jnp.minimum(limit - y, 2 * PI / step)[..., None] * _FRACTIONS
     c = jnp.minimum(limit, 2 * PI / step)[..., None] * np.append(_FRACTIONS, 0.0)
-    bound = lambda exponent, distance: jnp.min(exponent - jnp.log(jnp.expm1(jnp.minimum(distance, 700.0))), -1)
+    bound = lambda exponent, distance: jnp.min(exponent - log(jnp.expm1(jnp.minimum(distance, 700.0))), -1)
     up = y[..., None] + a
     above = bound(0.5 * up * up + log_secant(pair, s, up), 2 * PI * a / step[..., None])
     below = bound(_growth(pair, s, t, c), 2 * PI * (y[..., None] + c) / step[..., None])
@@ -266,7 +267,7 @@ def real(pair: SampledGaussianPair, s: jax.Array, win: Window, step: jax.Array, 
     def body(carry):
         b, crest, g, z, m1, rough_g, rough_z = carry
         u, inside = grid(win, step, count, b, block)
-        nodes = at(pair, u)
+        nodes = once(jnp.max(count) > b, lambda: at(pair, u))
         log_n = -0.5 * u * u - 0.5 * LOG_2PI
         log_w = jnp.where(inside, log_n + nodes.log_p + tilt * nodes.loss, -jnp.inf)
         # the window's height is the largest weight's only where the window has settled
@@ -289,13 +290,13 @@ def real(pair: SampledGaussianPair, s: jax.Array, win: Window, step: jax.Array, 
         lambda carry: carry[0] * block < jnp.max(count), body, (np.int32(0), win.height, *(zero,) * 5)
     )
     mean = m1 / z
-    plain = crest + jnp.log(step * z)
+    plain = crest + log(step * z)
     large = plain > 5.0
     excess = step * jnp.where(large, 0.0, g)
     value = jnp.where(large, plain, jnp.log1p(excess))
     size = jnp.where(large, rough_z / z, step * jnp.where(large, 0.0, rough_g) / (1 + excess))
     # the linear terms are entire: their own alias is 2 exp(-2 pi^2 / step^2) (1 + 2 q sum |c|)
-    linear = jnp.log(2 * (1 + 2 * pair.q * jnp.sum(coefficients(pair, s), -1))) - 2 * PI**2 / step**2
+    linear = log(2 * (1 + 2 * pair.q * jnp.sum(coefficients(pair, s), -1))) - 2 * PI**2 / step**2
     alias = jnp.logaddexp(log_real_alias(pair, s, step, jnp.zeros_like(step)), linear - value)
     error = jnp.logaddexp(alias, win.log_tail - value)
     return RealCumulant(value, error, win.centre + mean, size)
@@ -349,8 +350,8 @@ def shifted(pair: SampledGaussianPair, s: jax.Array, u: jax.Array, y: jax.Array)
         near = re > -0.4
         safe = jnp.where(near, re, 0.0)
         small = 0.5 * log1p(jnp.where(near, 2 * safe + safe * safe + im * im, 0.0))
-        log_r = jnp.where(near, small, 0.5 * jnp.log(whole * whole + im * im + 1e-300))
-        log_r = jnp.where(exponent > 300.0, exponent + jnp.log(q + 1e-300), log_r)
+        log_r = jnp.where(near, small, 0.5 * log(whole * whole + im * im + 1e-300))
+        log_r = jnp.where(exponent > 300.0, exponent + log(q + 1e-300), log_r)
         log_r = jnp.where(q >= 1, exponent, jnp.where(q > 0, log_r, 0.0))
         l = (log_r, sign * jnp.where(q >= 1, y * inv, arctan2(im, whole)))
         c = alpha + tilt * beta
@@ -374,15 +375,19 @@ def log_envelope(
     def body(carry):
         b, crest, z = carry
         u, inside = grid(win, step, count, b, block)
-        nodes = shifted(pair, s, u, y[..., None])
-        exponent = jnp.where(inside, nodes.log_modulus - t[:, None, None] * nodes.loss[1], -jnp.inf)
+
+        def exponents():
+            nodes = shifted(pair, s, u, y[..., None])
+            return jnp.where(inside, nodes.log_modulus - t[:, None, None] * nodes.loss[1], -jnp.inf)
+
+        exponent = once(jnp.max(count) > b, exponents)
         top = jnp.maximum(crest, jnp.max(exponent, -1))
         z = z * jnp.exp(crest - top) + jnp.sum(jnp.exp(exponent - top[..., None]), -1)
         return b + 1, top, z
 
     start = (np.int32(0), jnp.full_like(pair.sigma, -1e300), jnp.zeros_like(pair.sigma))
     _, crest, z = lax.while_loop(lambda carry: carry[0] * block < jnp.max(count), body, start)
-    return jnp.logaddexp(crest + jnp.log(step * z), win.log_tail + 0.5 * y * y + log_secant(pair, s, y))
+    return jnp.logaddexp(crest + log(step * z), win.log_tail + 0.5 * y * y + log_secant(pair, s, y))
 
 
 class Moments(NamedTuple):
@@ -399,7 +404,9 @@ class Moments(NamedTuple):
     spread: jax.Array
 
 
-def columns(pair: SampledGaussianPair, u: jax.Array, y: jax.Array, nodes: Shifted, order: int) -> Complex:
+def columns(
+    pair: SampledGaussianPair, u: jax.Array, y: jax.Array, part_l: tuple[Complex, ...], order: int
+) -> Complex:
     """Derivatives of each part's l with respect to sigma and q at fixed u + iy; (lanes, components, columns, nodes).
 
     order 1: l_sigma, l_q of every part. order 2 adds l_ss, l_sq, l_qq of every part and the products of all the first
@@ -407,7 +414,7 @@ def columns(pair: SampledGaussianPair, u: jax.Array, y: jax.Array, nodes: Shifte
     """
     inv, q = (1 / pair.sigma)[..., None], pair.q[..., None]
     first, second = [], []
-    for j, l in enumerate(nodes.part_l):
+    for j, l in enumerate(part_l):
         v = (pair.sign[..., j, None] * u, pair.sign[..., j, None] * y)
         exponent = (v[0] * inv - 0.5 * inv * inv, v[1] * inv)
         tilt = polar(exponent[0] - l[0], exponent[1] - l[1])  # density ratio of the shifted component to the mixture
@@ -435,11 +442,6 @@ def columns(pair: SampledGaussianPair, u: jax.Array, y: jax.Array, nodes: Shifte
     return jnp.stack([c[0] for c in every], 2), jnp.stack([c[1] for c in every], 2)
 
 
-def _twice(a: Complex) -> jax.Array:
-    """[[re, im], [-im, re]] along the last two axes: a real matrix product with it is a complex one."""
-    return jnp.concatenate([jnp.concatenate(a, -1), jnp.concatenate([-a[1], a[0]], -1)], -2)
-
-
 def moments(
     pair: SampledGaussianPair,
     s: jax.Array,
@@ -461,50 +463,62 @@ def moments(
     count = _count(win, step)
     parts = pair.sign.shape[-1]
     n_columns = 0 if order == 0 else 2 * parts if order == 1 else 5 * parts + parts * (2 * parts + 1)
-    log_norm = (tilted.value - jnp.log(step))[..., None]
-    dot = lambda a, b: jnp.einsum("lmax,lmxb->lmab", a, b, precision=lax.Precision.HIGHEST)
-    height = y[..., None]
+    log_norm = (tilted.value - log(step))[..., None]
+
+    def dot(a: Complex, b: Complex) -> Complex:
+        """The sums over the last axis of a (..., rows, inner nodes) times b (..., across, inner nodes)."""
+        real = lambda x, y: jnp.einsum("lmax,lmbx->lmab", x, y, precision=lax.Precision.HIGHEST)
+        return real(a[0], b[0]) - real(a[1], b[1]), real(a[0], b[1]) + real(a[1], b[0])
+
+    height, count_max = y[..., None], jnp.max(count)
 
     def body(carry):
         b, single_a, single_b, both, spread, of_columns = carry
         u, inside = grid(win, step, count, b, block)
-        nodes = shifted(pair, s, u, height)
-        w = polar(jnp.where(inside, nodes.log_modulus - log_norm, -jnp.inf), nodes.angle)
-        away, up = nodes.loss[0] - tilted.mean[..., None], nodes.loss[1]
+
+        def weighed():
+            nodes = shifted(pair, s, u, height)
+            w = polar(jnp.where(inside, nodes.log_modulus - log_norm, -jnp.inf), nodes.angle)
+            size = (jnp.abs(w[0]) + jnp.abs(w[1])) * (1 + nodes.exponents / 32)
+            return nodes.part_l, w, size, nodes.loss[0] - tilted.mean[..., None], nodes.loss[1]
+
+        part_l, w, size, away, up = once(count_max > b, weighed)
 
         def phases(t):  # exp(i t (L - mean)) - 1, (lanes, components, t-nodes, inner nodes)
             t = t[:, None, :, None]
             return expm1(-t * up[:, :, None], t * away[:, :, None])
 
         e, f = phases(rows), phases(across)
-        weighted = mul(f, (w[0][:, :, None], w[1][:, :, None]))
-        lined = jnp.concatenate(e, -1)
-        turned = _twice(tuple(jnp.swapaxes(c, -1, -2) for c in weighted))
-        size = jnp.abs(w[0]) + jnp.abs(w[1])
+        w = (w[0][:, :, None], w[1][:, :, None])
+        weighted = mul(f, w)
+        rows_alone = tuple(jnp.sum(c, -1) for c in mul(e, w))
         new = (
-            single_a + dot(lined, _twice((w[0][..., None], w[1][..., None]))),
-            single_b + jnp.stack([jnp.sum(c, -1) for c in weighted], -1),
-            both + dot(lined, turned),
-            spread + jnp.sum(size * (jnp.abs(away) + up) * (1 + nodes.exponents / 32), -1),
+            add(single_a, rows_alone),
+            add(single_b, tuple(jnp.sum(c, -1) for c in weighted)),
+            add(both, dot(e, weighted)),
+            spread + jnp.sum(size * (jnp.abs(away) + up), -1),
         )
         if n_columns:
             full = (1 + f[0], f[1])
-            c = mul(columns(pair, u, height, nodes, order), (w[0][:, :, None], w[1][:, :, None]))
+            c = mul(columns(pair, u, height, part_l, order), w)
             c = mul((c[0][:, :, :, None], c[1][:, :, :, None]), (full[0][:, :, None], full[1][:, :, None]))
-            # (lanes, components, inner nodes, columns x t-nodes)
-            flat = tuple(jnp.swapaxes(x.reshape((*x.shape[:2], -1, x.shape[-1])), -1, -2) for x in c)
-            of_columns = of_columns + dot(jnp.concatenate((1 + e[0], e[1]), -1), _twice(flat))
+            flat = tuple(x.reshape((*x.shape[:2], -1, x.shape[-1])) for x in c)  # columns x t-nodes
+            of_columns = add(of_columns, dot((1 + e[0], e[1]), flat))
         return b + 1, *new, of_columns
 
     shape, na, nb = pair.sigma.shape, rows.shape[-1], across.shape[-1]
-    zeros = lambda *more: jnp.zeros((*shape, *more), rows.dtype)
-    start = (np.int32(0), zeros(na, 2), zeros(nb, 2), zeros(na, 2 * nb), zeros(), zeros(na, 2 * nb * n_columns))
+    zero = jnp.zeros(shape, rows.dtype)
+    zeros = lambda *more: (jnp.zeros((*shape, *more), rows.dtype),) * 2
+    start = (np.int32(0), zeros(na), zeros(nb), zeros(na, nb), zero, zeros(na, n_columns * nb))
     _, single_a, single_b, both, spread, of_columns = lax.while_loop(
         lambda carry: carry[0] * block < jnp.max(count), body, start
     )
-    halves = both.reshape((*shape, na, 2, nb))
-    total = halves + single_a[..., None] + jnp.swapaxes(single_b, -1, -2)[:, :, None]
-    total = jnp.moveaxis(total, -2, 0).reshape((2, *shape, na * nb))
-    of_columns = jnp.moveaxis(of_columns.reshape((*shape, na, 2, n_columns, nb)), (3, 4), (0, -1))
-    of_columns = of_columns.reshape((2, *shape, na * nb, n_columns))
-    return Moments(-total[0], total[1], (of_columns[0], of_columns[1]), spread)
+    a, b = (
+        (x[..., None] + y[:, :, None] + z).reshape((*shape, na * nb))
+        for x, y, z in zip(single_a, single_b, both, strict=True)
+    )
+    of_columns = tuple(
+        jnp.moveaxis(x.reshape((*shape, na, n_columns, nb)), -2, -1).reshape((*shape, na * nb, n_columns))
+        for x in of_columns
+    )
+    return Moments(-a, b, of_columns, spread)
