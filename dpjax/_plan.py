@@ -248,7 +248,7 @@ def at_tilt(problem: Problem, plan: Plan, index: jax.Array) -> Plan:
     whole = jnp.sum(count * flat, -1)
 
     def search(carry):
-        i, t, low, high, _, shift = carry
+        i, t, low, high, settled, shift = carry
         upward = log_b(t)
         fallen = jnp.sum(count * jnp.min(upward, -1), -1) - 0.5 * g * t * t - jnp.log(PI * t)
         good = fallen < level
@@ -256,7 +256,7 @@ def at_tilt(problem: Problem, plan: Plan, index: jax.Array) -> Plan:
         shift = jnp.where(good[:, None], pick(y, at_least(upward)), shift)
         # exact for a Gaussian
         guess = 1.01 * t * jnp.sqrt(jnp.maximum(whole - level, 1e-3) / jnp.maximum(whole - fallen, 1e-3))
-        settled = good & (guess >= t / 1.03) | (high < 1.04 * low)
+        settled = settled | good & (guess >= t / 1.03) | (high < 1.04 * low)
         middle = jnp.where(jnp.isinf(high), 1.7 * t, jnp.sqrt(low * high))
         return i + 1, jnp.where((guess > low) & (guess < high), guess, middle), low, high, settled, shift
 

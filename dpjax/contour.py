@@ -138,16 +138,17 @@ def fix_tilt(problem: Problem, plan: Plan, capacity: int) -> Tilt:
     # s and both r in one batch: the program has these loops once
     s3, pair3 = _stack(plan.s, r_up, r_chernoff), _stack(pair, pair, pair)
     win3 = cumulant.window(pair3, s3)
-    step3 = jnp.maximum(cumulant.real_step(pair3, s3), (win3.high - win3.low) / _MAX_X)
+    step3 = jnp.maximum(cumulant.real_step(pair3, s3, 0 * pair3.sigma), (win3.high - win3.low) / _MAX_X)
     real3 = cumulant.real(pair3, s3, win3, step3)
     first = lambda tree: jax.tree.map(lambda a: a[:lanes], tree)
-    win, fine, real = first(win3), step3[:lanes], first(real3)
+    win, real = first(win3), first(real3)
     unit = float(jnp.finfo(plan.s.dtype).epsneg)
     rise = real3.log_excess() + _PER_SIZE * unit * real3.size
     gauss3 = 0.5 * jnp.concatenate([problem.variance] * 3) * s3 * (1 + s3)
     k_upper = (_counted(jnp.concatenate([count] * 3), pair3, real3.value + rise) + gauss3) * (1 + 1e-14)
 
     cut = jnp.minimum(plan.nodes - 1, capacity - 1) * (2 * PI / plan.period)
+    fine = jnp.maximum(cumulant.real_step(pair, plan.s, plan.shift), (win.high - win.low) / _MAX_X)
     up = cumulant.log_envelope(pair, plan.s, cut, plan.shift, win, fine)
     secant = cumulant.log_secant(pair, plan.s, plan.shift)
     own = cumulant.log_real_alias(pair, plan.s, fine, plan.shift)

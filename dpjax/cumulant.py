@@ -179,10 +179,10 @@ def log_real_alias(pair: SampledGaussianPair, s: jax.Array, step: jax.Array, shi
     return np.log(2.0) + jnp.min(0.5 * a * a - decay + secant - log(-jnp.expm1(-decay)), -1)
 
 
-def real_step(pair: SampledGaussianPair, s: jax.Array) -> jax.Array:
-    """A node spacing at which ``log_real_alias`` is below -45, for shifts up to a third of the strip."""
-    a = jnp.minimum(0.6 * _STRIP * PI * pair.sigma, 9.5)[..., None] * np.asarray([1.0, 0.7, 0.5, 0.3, 0.2, 0.1])
-    return 2 * PI / jnp.min((46.0 + log_secant(pair, s, a)) / a + 0.5 * a, -1)
+def real_step(pair: SampledGaussianPair, s: jax.Array, shift: jax.Array) -> jax.Array:
+    """A node spacing at which ``log_real_alias`` is below -45."""
+    a = jnp.minimum(0.999 * (_STRIP * PI * pair.sigma - shift), 9.5)[..., None] * _FRACTIONS
+    return 2 * PI / jnp.min((46.0 + log_secant(pair, s, a + shift[..., None])) / a + 0.5 * a, -1)
 
 
 def _growth(pair: SampledGaussianPair, s: jax.Array, t: jax.Array, down: jax.Array) -> jax.Array:
