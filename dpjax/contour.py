@@ -325,6 +325,7 @@ def sums(plan: Plan, tilt: Tilt, on: Line, eps: jax.Array) -> Sums:
 
 def solve_epsilon(plan: Plan, tilt: Tilt, on: Line) -> jax.Array:
     """The eps >= 0 at which the estimate is exp(plan.log_delta): Newton's method on the log, inside a bracket."""
+    unit = float(jnp.finfo(plan.s.dtype).epsneg)
 
     def body(carry):
         i, eps, low, high, _ = carry
@@ -339,8 +340,9 @@ def solve_epsilon(plan: Plan, tilt: Tilt, on: Line) -> jax.Array:
         new = jnp.where(usable, newton, middle)
         new = jnp.where((newton <= 0) & (value > 0) & (low < 0), 0.0, new)
         new = jnp.where((eps == 0) & ~above, 0.0, new)
-        noise = 200 * float(jnp.finfo(eps.dtype).epsneg) * found.absolute[:, 0]
-        return i + 1, new, low, high, (jnp.abs(new - eps) > 4e-16 * jnp.abs(new)) & (jnp.abs(value - 1) > noise)
+        # no digit is left: a step from here is noise, and may be rejected for half the bracket
+        new = jnp.where(jnp.abs(value - 1) > 200 * unit * found.absolute[:, 0], new, eps)
+        return i + 1, new, low, high, jnp.abs(new - eps) > 4e-16 * jnp.abs(new)
 
     start = (np.int32(0), plan.epsilon, plan.epsilon * 0 - TINY, plan.epsilon * 0 + jnp.inf, plan.s > 0)
     return lax.while_loop(lambda carry: (carry[0] < 60) & jnp.any(carry[4]), body, start)[1]
@@ -456,13 +458,13 @@ def evaluate(
         estimate = jnp.where(good, jnp.log(safe) + plan.log_delta, jnp.nan)
         bound = k + xlogx(r) - r * given + 8 * unit * (jnp.abs(k) + jnp.abs(r * given) + 1)
         last = 8 * unit * (jnp.abs(plan.log_delta) + 1)  # rounding of the logarithms of this function itself
-    sane = (at.absolute > 0) & ~jnp.isnan(upper)
+    sane = (at.absolute > 0) & (upper < jnp.inf)
     upper = jnp.minimum(jnp.where(sane, upper, jnp.inf) + last, jnp.where(r > 0, bound, jnp.inf))
     lower = jnp.where(jnp.isnan(lower) | ~sane, -jnp.inf, lower - last)
     narrower = (upper - lower) <= (old.upper - old.lower)
     keep_old = ~narrower & jnp.isfinite(old.estimate)
     moved = jnp.abs(estimate - old.estimate) * (plan.s if for_epsilon else 1.0)
-    converged = (wide <= tol) & jnp.isfinite(upper)
+    converged = (wide <= tol) & sane
     return Solution(
         lower=jnp.maximum(lower, old.lower),
         estimate=jnp.where(keep_old, old.estimate, estimate),
