@@ -1,0 +1,439 @@
+r"""Boundaries that a martingale stays below for ever, with a stated probability.
+
+All of them bound the same thing. Let :math:`M_n` be a sum of increments each of which, given the past, satisfies
+:math:`E[e^{\lambda X_n}] \le e^{\lambda^2 \sigma_n^2/2}` for all :math:`\lambda \ge 0`, where :math:`\sigma_n` may be
+chosen from the past, and let :math:`V_n = \sum_{m \le n} \sigma_m^2` be its intrinsic time. A function
+:math:`\psi` from this module has
+
+.. math:: P(\exists n: M_n > \psi(V_n)) \le \delta .
+
+For privacy, :math:`M` is the privacy loss minus its drift and :math:`V` the sum of the squared epsilons (``odometers``).
+
+================= ============ ====================================================================================
+boundary          parameter    when
+================= ============ ====================================================================================
+``linear``        ``a``        the time at which the answer matters is known; far from it the line is bad
+``mixture``       ``gamma``    a range of times around a guess; loses little within a factor of 100 on both sides
+``stitched``      ``v0``       all times; the only one that grows like the law of the iterated logarithm
+================= ============ ====================================================================================
+
+Each has a ``tightest_...`` companion that returns the parameter for which the boundary is lowest at one chosen time.
+Everything works elementwise on arrays that broadcast, under jit, vmap and grad, in the caller's float dtype. These are
+plain floating-point evaluations; the odometers add an allowance for rounding.
+
+Sources: Whitehouse, Ramdas, Rogers, Wu, "Fully adaptive composition in differential privacy" (arXiv 2203.05481),
+Theorems 4 to 6; Howard, Ramdas, McAuliffe, Sekhon, "Time-uniform, nonparametric, nonasymptotic confidence sequences",
+Annals of Statistics 2021, here HRMS21.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.scipy.special import erf, zeta
+from jax.typing import ArrayLike
+
+from dpjax import _validate
+
+MIXTURE_FORMS = ("exact", "sharp", "one_sided", "two_sided")
+
+
+def _real(x: ArrayLike) -> jax.Array:
+    """``x`` as a strongly typed float array."""
+    x = jnp.asarray(x)
+    return x.astype(x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.zeros(()).dtype)
+
+
+def _reals(*xs: ArrayLike) -> tuple[jax.Array, ...]:
+    arrays = [jnp.asarray(x) for x in xs]
+    dtype = jnp.result_type(float, *[a for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)])
+    return tuple(jnp.broadcast_arrays(*[_real(a).astype(dtype) for a in arrays]))
+
+
+def _valid(*conditions: jax.Array) -> jax.Array:
+    out = conditions[0]
+    for c in conditions[1:]:
+        out = out & c
+    return out
+
+
+def _check(**numbers: ArrayLike) -> None:
+    """Raises ValueError for concrete arguments out of range: time >= 0, delta in (0, 1), the rest > 0."""
+    for name, x in numbers.items():
+        if name == "v":
+            _validate.in_range(name, x, 0.0)
+        elif name == "delta":
+            _validate.in_range(name, x, 0.0, 1.0, low_open=True, high_open=True)
+        else:
+            _validate.in_range(name, x, 0.0, math.inf, low_open=True, high_open=True)
+
+
+def linear(v: ArrayLike, delta: ArrayLike, a: ArrayLike) -> jax.Array:
+    r"""The line-crossing boundary :math:`\frac b2 + \frac{b}{2a} v` with :math:`b = \sqrt{2 a \log(1/\delta)}`.
+
+    Args:
+      v: intrinsic time, >= 0.
+      delta: probability of ever crossing, in (0, 1).
+      a: the time at which the line touches :math:`\sqrt{2 v \log(1/\delta)}`, the envelope of all such lines; > 0.
+
+    Returns:
+      The boundary, of the arguments' broadcast shape. NaN where a traced argument is out of range.
+
+    Raises:
+      ValueError: a concrete argument is out of range.
+
+    Guarantee:
+      :math:`P(\exists n: M_n \ge \psi(V_n)) \le e^{-b^2/2a} = \delta` (Theorem 4; HRMS21 eq. 2.5 with
+      :math:`\lambda = b/a`). Equality for Brownian motion.
+
+    Example:
+      >>> float(linear(4.0, delta=0.01, a=4.0))  # sqrt(2 * 4 * log(100))
+      6.069...
+    """
+    _check(v=v, delta=delta, a=a)
+    v, delta, a = _reals(v, delta, a)
+    ok = _valid(v >= 0, delta > 0, delta < 1, a > 0)
+    half_slope = jnp.sqrt(-jnp.log(jnp.where(ok, delta, 0.5)) / 2)
+    root = jnp.sqrt(jnp.where(ok, a, 1.0))
+    return jnp.where(ok, half_slope * (root + v / root), jnp.nan)
+
+
+def tightest_linear(v: ArrayLike) -> jax.Array:
+    """The ``a`` for which ``linear`` is lowest at time ``v``, whatever delta: ``a = v``.
+
+    Example:
+      >>> float(tightest_linear(4.0))
+      4.0
+    """
+    _check(a=v)
+    v = _real(v)
+    return jnp.where(v > 0, v, jnp.nan)
+
+
+def _level(x: jax.Array, form: str) -> jax.Array:
+    r"""Logarithm of the mixture's evidence at :math:`s = x\sqrt{V + \gamma}`, apart from the common factor.
+
+    The boundary of every form is where ``_level`` equals :math:`\log\frac1\delta + \frac12\log\frac{V+\gamma}\gamma`.
+    """
+    if form == "two_sided":
+        return x * x / 2
+    if form == "exact":
+        return x * x / 2 + jnp.log1p(erf(x * math.sqrt(0.5)))
+    if form == "sharp":
+        return x * x / 2 + jnp.log1p(-jnp.expm1(-x * x / 2))
+    return math.log(2.0) + x * x / 2 + jnp.log(-jnp.expm1(-x * x / 2))
+
+
+def _level_slope(x: jax.Array, form: str) -> jax.Array:
+    if form == "two_sided":
+        return x
+    if form == "exact":
+        return x + math.sqrt(2 / math.pi) * jnp.exp(-x * x / 2) / (1 + erf(x * math.sqrt(0.5)))
+    if form == "sharp":
+        return 2 * x / (1 - jnp.expm1(-x * x / 2))
+    return x / -jnp.expm1(-x * x / 2)
+
+
+def _inverse_level(c: jax.Array, form: str) -> jax.Array:
+    """The ``x >= 0`` with ``_level(x) = c``, for ``c > 0``."""
+    if form == "two_sided":
+        return jnp.sqrt(2 * c)
+    if form == "sharp":
+        return jnp.sqrt(2 * (c + jnp.log1p(jnp.exp(-c)) - math.log(2.0)))  # log((e^c + 1) / 2)
+    if form == "one_sided":
+        return jnp.sqrt(2 * (c + jnp.log(0.5 + jnp.exp(-c))))  # log(e^c / 2 + 1)
+    # The level is convex, so Newton's steps come down monotonically from a start above the root.
+    fixed = lax.stop_gradient(c)
+    x = jnp.minimum(jnp.sqrt(2 * fixed), fixed * math.sqrt(math.pi / 2))
+    for _ in range(7):  # measured: 5 reach rounding for c in [1e-6, 1e4]
+        x = x - (_level(x, form) - fixed) / _level_slope(x, form)
+    x = lax.stop_gradient(x)
+    for _ in range(2):  # the derivatives, of first and second order, come from these
+        x = x - (_level(x, form) - c) / _level_slope(x, form)
+    return x
+
+
+def mixture(v: ArrayLike, delta: ArrayLike, gamma: ArrayLike, form: str = "exact") -> jax.Array:
+    r"""The method-of-mixtures boundary: Gaussian weight of variance :math:`1/\gamma` over the slopes of all lines.
+
+    With :math:`K = \frac1\delta\sqrt{(v+\gamma)/\gamma}` the forms are, from the lowest to the highest,
+
+    * ``"exact"``: :math:`x\sqrt{v+\gamma}` with :math:`\frac{x^2}2 + \log(2\Phi(x)) = \log K`, the half-normal mixture
+      itself;
+    * ``"sharp"``: :math:`\sqrt{2(v+\gamma)\log\frac{K+1}2}`, from :math:`\Phi(x) \ge 1 - \frac12 e^{-x^2/2}`;
+    * ``"one_sided"``: :math:`\sqrt{2(v+\gamma)\log(\frac K2+1)}` (HRMS21, Prop. S2);
+    * ``"two_sided"``: :math:`\sqrt{2(v+\gamma)\log K}` (HRMS21 eq. 3.7), which bounds :math:`|M|` when both tails are
+      sub-Gaussian. It is the form in which Theorem 5 of arXiv 2203.05481 is believed to be printed.
+
+    ``"sharp"`` lies below ``"two_sided"`` always, ``"one_sided"`` only where :math:`K \ge 2`.
+
+    Args:
+      v: intrinsic time, >= 0.
+      delta: probability of ever crossing, in (0, 1).
+      gamma: > 0, in units of ``v``; ``tightest_mixture`` chooses it.
+      form: one of the above.
+
+    Returns:
+      The boundary, of the arguments' broadcast shape. NaN where a traced argument is out of range.
+
+    Raises:
+      ValueError: a concrete argument is out of range, or ``form`` is unknown.
+
+    Guarantee:
+      :math:`P(\exists n: M_n \ge \psi(V_n)) \le \delta` for every form (Theorem 5).
+
+    Example:
+      >>> [round(float(mixture(1.0, 1e-6, 0.1, form)), 4) for form in ("exact", "one_sided", "two_sided")]
+      [5.5685, 5.5685, 5.6844]
+    """
+    _check(v=v, delta=delta, gamma=gamma)
+    _validate.one_of("form", form, MIXTURE_FORMS)
+    v, delta, gamma = _reals(v, delta, gamma)
+    ok = _valid(v >= 0, delta > 0, delta < 1, gamma > 0)
+    gamma = jnp.where(ok, gamma, 1.0)
+    time = jnp.where(ok, v, 0.0)
+    c = -jnp.log(jnp.where(ok, delta, 0.5)) + jnp.log1p(time / gamma) / 2
+    return jnp.where(ok, _inverse_level(c, form) * jnp.sqrt(time + gamma), jnp.nan)
+
+
+def tightest_mixture(v: ArrayLike, delta: ArrayLike, form: str = "exact") -> jax.Array:
+    r"""The ``gamma`` for which ``mixture`` is lowest at time ``v``.
+
+    Every form is :math:`s = x\sqrt{v+\gamma}` with :math:`h(x) = \log K`, and :math:`\partial s/\partial\gamma = 0`
+    gives :math:`\gamma = v/(x h'(x))`, where :math:`h(x) - \frac12\log(1 + x h'(x)) = \log\frac1\delta`. For
+    ``"two_sided"`` that is :math:`v/(-W_{-1}(-\delta^2/e) - 1)`, W the Lambert function (HRMS21).
+
+    Args:
+      v: the time at which the boundary should be lowest, > 0.
+      delta: probability of ever crossing, in (0, 1).
+      form: as in ``mixture``.
+
+    Returns:
+      gamma, of the arguments' broadcast shape; differentiable (twice).
+
+    Raises:
+      ValueError: a concrete argument is out of range, or ``form`` is unknown.
+
+    Example:
+      >>> round(float(tightest_mixture(1.0, 1e-6, "two_sided")), 6)
+      0.032306
+    """
+    _check(a=v, delta=delta)
+    _validate.one_of("form", form, MIXTURE_FORMS)
+    v, delta = _reals(v, delta)
+    ok = _valid(v > 0, delta > 0, delta < 1)
+    target = -jnp.log(jnp.where(ok, delta, 0.5))
+
+    def excess(x):
+        return _level(x, form) - jnp.log1p(x * _level_slope(x, form)) / 2
+
+    def newton(x, target):
+        gap, slope = jax.jvp(excess, (x,), (jnp.ones_like(x),))
+        return x - (gap - target) / slope
+
+    fixed = lax.stop_gradient(target)
+    # -W_{-1}(-e^(-u-1)) - 1 <= u + sqrt(2u) (Chatzigeorgiou 2013), u = 2 log(1/delta): a start above the root
+    x = jnp.sqrt(2 * fixed + jnp.sqrt(4 * fixed))
+    for _ in range(20):
+        step = newton(x, fixed)
+        x = jnp.where(step > x / 8, step, x / 8)
+    x = lax.stop_gradient(x)
+    for _ in range(2):
+        x = newton(x, target)
+    return jnp.where(ok, v / (x * _level_slope(x, form)), jnp.nan)
+
+
+def _stitched_square(log_ratio: jax.Array, log_inverse: jax.Array, s: jax.Array, log_eta: jax.Array) -> jax.Array:
+    r"""The stitched boundary's square over ``v``; ``log_ratio`` is :math:`\log(v/v_0)`."""
+    log_zeta = jnp.log(zeta(s, jnp.ones_like(s)))
+    return (1 + jnp.cosh(log_eta / 2)) * (s * jnp.log1p(log_ratio / log_eta) + log_zeta + log_inverse)
+
+
+def stitched(
+    v: ArrayLike,
+    delta: ArrayLike,
+    v0: ArrayLike,
+    *,
+    s: ArrayLike | None = None,
+    eta: ArrayLike | None = None,
+    below_v0: str = "infinite",
+) -> jax.Array:
+    r"""The stitched boundary: one line for each epoch :math:`[v_0 \eta^k, v_0 \eta^{k+1})` of intrinsic time.
+
+    As published, :math:`1.7\sqrt{v(\log\log\frac{2v}{v_0} + 0.72\log\frac{5.2}\delta)}`, which rounds up the case
+    :math:`\eta = 2, s = 1.4`. With ``s`` or ``eta`` given, unrounded,
+
+    .. math:: k_1\sqrt{v\Big(s\log\frac{\log(\eta v/v_0)}{\log\eta} + \log\frac{\zeta(s)}\delta\Big)},\qquad
+              k_1 = \frac{\eta^{1/4} + \eta^{-1/4}}{\sqrt2} .
+
+    Args:
+      v: intrinsic time, >= 0.
+      delta: probability of ever crossing, in (0, 1).
+      v0: where the first epoch starts, > 0.
+      s: exponent with which the epochs share delta, > 1; 1.4 if only ``eta`` is given.
+      eta: ratio of the epochs, > 1; 2 if only ``s`` is given.
+      below_v0: what holds before ``v0``. ``"infinite"`` as published; ``"line"`` continues the first epoch's line
+        down to 0, which is valid and costs nothing, since that line bounds all times by itself.
+
+    Returns:
+      The boundary, of the arguments' broadcast shape. NaN where a traced argument is out of range.
+
+    Raises:
+      ValueError: a concrete argument is out of range, or ``below_v0`` is unknown.
+
+    Guarantee:
+      :math:`P(\exists n: V_n \ge v_0, M_n \ge \psi(V_n)) \le \delta` (Theorem 6; HRMS21 eqs. 3.3 and 3.4).
+
+    Example:
+      >>> float(stitched(1.0, 1e-6, v0=0.05))
+      6.02...
+      >>> float(stitched(0.01, 1e-6, v0=0.05)), float(stitched(0.01, 1e-6, v0=0.05, below_v0="line"))
+      (inf, 1.0...)
+    """
+    _check(v=v, delta=delta, v0=v0)
+    _validate.one_of("below_v0", below_v0, ("infinite", "line"))
+    rounded = s is None and eta is None
+    s, eta = 1.4 if s is None else s, 2.0 if eta is None else eta
+    for name, x in (("s", s), ("eta", eta)):
+        _validate.in_range(name, x, 1.0, math.inf, low_open=True, high_open=True)
+    v, delta, v0, s, eta = _reals(v, delta, v0, s, eta)
+    ok = _valid(v >= 0, delta > 0, delta < 1, v0 > 0, s > 1, eta > 1)
+    start = jnp.where(ok, v0, 1.0)
+    time = jnp.maximum(jnp.where(ok, v, 1.0), start)
+    log_inverse = -jnp.log(jnp.where(ok, delta, 0.5))
+    log_ratio = jnp.log(time / start)
+    if rounded:
+        square = 2.89 * (jnp.log(math.log(2.0) + log_ratio) + 0.72 * (math.log(5.2) + log_inverse))
+    else:
+        square = _stitched_square(log_ratio, log_inverse, jnp.where(ok, s, 2.0), jnp.log(jnp.where(ok, eta, 2.0)))
+    out = jnp.sqrt(time * square)
+    if below_v0 == "infinite":
+        early: Any = jnp.inf
+    else:
+        middle = start * jnp.sqrt(jnp.where(ok, eta, 2.0))  # where the line touches its envelope
+        early = out * (jnp.where(ok, v, 0.0) + middle) / (start + middle)
+    return jnp.where(ok, jnp.where(v >= v0, out, early), jnp.nan)
+
+
+def tightest_stitched(v: ArrayLike, delta: ArrayLike, v0: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """The ``(s, eta)`` for which ``stitched`` is lowest at time ``v``, for a given start ``v0``.
+
+    Found by optimisation: a grid that is refined around its best point, then two differentiable Newton steps.
+    (``v0`` itself is lowest at ``v0 = v``, where ``eta -> 1``, ``s -> infinity`` leads back to ``linear``.)
+
+    Args:
+      v: the time at which the boundary should be lowest, > v0.
+      delta: probability of ever crossing, in (0, 1).
+      v0: where the first epoch starts, > 0.
+
+    Returns:
+      s and eta, each of the arguments' broadcast shape; differentiable (twice).
+
+    Raises:
+      ValueError: a concrete argument is out of range.
+
+    Example:
+      >>> s, eta = tightest_stitched(1.0, 1e-6, v0=0.01)
+      >>> published, tuned = stitched(1.0, 1e-6, v0=0.01), stitched(1.0, 1e-6, v0=0.01, s=s, eta=eta)
+      >>> f"{float(published):.3f} {float(tuned):.3f}"
+      '6.183 5.814'
+    """
+    _check(a=v, delta=delta, v0=v0)
+    if not _validate.is_traced(v) and not _validate.is_traced(v0):
+        _validate.in_range("v / v0", jnp.asarray(v) / jnp.asarray(v0), 1.0, low_open=True)
+    v, delta, v0 = _reals(v, delta, v0)
+    ok = _valid(v > v0, delta > 0, delta < 1, v0 > 0)
+    log_ratio = jnp.log(jnp.where(ok, v, 2.0) / jnp.where(ok, v0, 1.0))
+    log_inverse = -jnp.log(jnp.where(ok, delta, 0.5))
+    best = jnp.vectorize(_tightest_stitched, signature="(),()->(n)")(log_ratio, log_inverse)
+    s, eta = 1 + jnp.exp(best[..., 0]), jnp.exp(jnp.exp(best[..., 1]))
+    return jnp.where(ok, s, jnp.nan), jnp.where(ok, eta, jnp.nan)
+
+
+def _tightest_stitched(log_ratio: jax.Array, log_inverse: jax.Array) -> jax.Array:
+    """Minimiser over ``(log(s - 1), log(log(eta)))`` of the stitched boundary; scalars in, shape (2,) out."""
+
+    def objective(p, log_ratio, log_inverse):
+        return jnp.log(_stitched_square(log_ratio, log_inverse, 1 + jnp.exp(p[..., 0]), jnp.exp(p[..., 1])))
+
+    fixed = (lax.stop_gradient(log_ratio), lax.stop_gradient(log_inverse))
+    axis = jnp.linspace(-1.0, 1.0, 25, dtype=log_ratio.dtype)
+    grid = jnp.stack(jnp.meshgrid(axis, axis, indexing="ij"), -1).reshape(-1, 2)
+
+    def zoom(i, centre):
+        points = centre + grid * (8.0 * 0.25**i)  # the best point is never more than one cell of 1/12 off
+        return points[jnp.argmin(objective(points, *fixed))]
+
+    p = lax.stop_gradient(lax.fori_loop(0, 7, zoom, jnp.asarray([0.0, 0.0], log_ratio.dtype)))
+    gradient, hessian = jax.grad(objective), jax.hessian(objective)
+    for _ in range(2):
+        g, h = gradient(p, log_ratio, log_inverse), lax.stop_gradient(hessian(p, log_ratio, log_inverse))
+        p = p - jnp.stack([h[1, 1] * g[0] - h[0, 1] * g[1], h[0, 0] * g[1] - h[1, 0] * g[0]]) / (
+            h[0, 0] * h[1, 1] - h[0, 1] * h[1, 0]
+        )
+    return p
+
+
+def advanced_composition(v: ArrayLike, delta: ArrayLike) -> jax.Array:
+    r"""Advanced composition :math:`\frac v2 + \sqrt{2 v \log(1/\delta)}`: what holds at one time fixed in advance.
+
+    **Not an odometer**: over many times the loss exceeds it with probability far above ``delta`` (by the law of the
+    iterated logarithm, with probability 1 in the end). It is the lower envelope of all filter odometers, against which
+    they are compared, and with the time as unknown it is the filter of Theorem 2.
+
+    Args:
+      v: sum of the squared epsilons, >= 0.
+      delta: in (0, 1).
+
+    Returns:
+      epsilon, of the arguments' broadcast shape. NaN where a traced argument is out of range.
+
+    Raises:
+      ValueError: a concrete argument is out of range.
+
+    Example:
+      >>> round(float(advanced_composition(1.0, 1e-6)), 5)
+      5.75652
+    """
+    _check(v=v, delta=delta)
+    v, delta = _reals(v, delta)
+    ok = _valid(v >= 0, delta > 0, delta < 1)
+    product = 2 * v * -jnp.log(jnp.where(ok, delta, 0.5))
+    positive = ok & (product > 0)
+    return jnp.where(ok, v / 2 + jnp.where(positive, jnp.sqrt(jnp.where(positive, product, 1.0)), 0.0), jnp.nan)
+
+
+def advanced_composition_time(epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
+    r"""The time at which ``advanced_composition`` reaches ``epsilon``.
+
+    .. math:: y^* = \Big(-\sqrt{2\log\tfrac1\delta} + \sqrt{2\log\tfrac1\delta + 2\epsilon}\Big)^2
+
+    The circulated text of arXiv 2203.05481 prints :math:`+\epsilon` in the second root, which is the time at which
+    *half* of epsilon is reached.
+
+    Args:
+      epsilon: >= 0.
+      delta: in (0, 1).
+
+    Returns:
+      The time, of the arguments' broadcast shape. NaN where a traced argument is out of range.
+
+    Raises:
+      ValueError: a concrete argument is out of range.
+
+    Example:
+      >>> y = advanced_composition_time(1.0, 1e-6)
+      >>> round(float(y), 8), round(float(advanced_composition(y, 1e-6)), 6)
+      (0.03493781, 1.0)
+    """
+    _check(v=epsilon, delta=delta)
+    epsilon, delta = _reals(epsilon, delta)
+    ok = _valid(epsilon >= 0, delta > 0, delta < 1)
+    twice = -2 * jnp.log(jnp.where(ok, delta, 0.5))
+    safe = jnp.where(ok, epsilon, 0.0)
+    root = 2 * safe / (jnp.sqrt(twice) + jnp.sqrt(twice + 2 * safe))  # the difference of the roots, without cancelling
+    return jnp.where(ok, root * root, jnp.nan)
