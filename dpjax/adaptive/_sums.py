@@ -164,7 +164,7 @@ def add(total: Sum, high: jax.Array, low: ArrayLike = 0.0) -> Sum:
     return Sum(high, low, jnp.minimum(total.inexact, _MAX_COUNT - 1) + lost.astype(jnp.int32))
 
 
-def _low_upper(total: Sum) -> jax.Array:
+def low_upper(total: Sum) -> jax.Array:
     """An upper bound of the exact sum minus ``high``."""
     unit = float(jnp.finfo(total.high.dtype).eps) / 2
     count = total.inexact.astype(total.high.dtype)
@@ -175,7 +175,7 @@ def _low_upper(total: Sum) -> jax.Array:
 
 def upper(total: Sum) -> jax.Array:
     """One float that is at least the exact sum; equal to it where a float can hold it."""
-    s, error = two_sum(total.high, _low_upper(total))
+    s, error = two_sum(total.high, low_upper(total))
     return jnp.where(error > 0, up(s), s)
 
 
@@ -189,12 +189,12 @@ def at_most(total: Sum, budget: jax.Array) -> jax.Array:
 
     The difference ``high - budget`` is exact when the two are within a factor of 2, and elsewhere it outweighs ``low``.
     """
-    return (total.high - budget) + _low_upper(total) <= 0
+    return (total.high - budget) + low_upper(total) <= 0
 
 
 def room(total: Sum, budget: jax.Array) -> jax.Array:
     """About ``budget`` minus the sum, from below and to a few units in the last place; not below 0."""
-    left = (budget - total.high) - _low_upper(total)
+    left = (budget - total.high) - low_upper(total)
     return jnp.maximum(jnp.minimum(left, float(jnp.finfo(left.dtype).max) / 8), 0.0)
 
 
