@@ -107,7 +107,7 @@ def environment(extras):
     wanted = sorted({*known, *extras})
     names = ",".join(wanted)
     say(f"Installing dpjax[{names}] and what it needs into {folder} (once; a minute or two)")
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--editable"]
+    pip = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--editable"]
     if subprocess.call([*pip, f".[{names}]"]):
         fail("pip could not install dpjax; its message is above.")
     with open(stamp_file, "w") as f:
