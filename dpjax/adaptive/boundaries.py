@@ -147,10 +147,12 @@ def _inverse_level(c: jax.Array, form: str) -> jax.Array:
         return jnp.sqrt(2 * (c + jnp.log1p(jnp.exp(-c)) - math.log(2.0)))  # log((e^c + 1) / 2)
     if form == "one_sided":
         return jnp.sqrt(2 * (c + jnp.log(0.5 + jnp.exp(-c))))  # log(e^c / 2 + 1)
-    # The level is convex, so Newton's steps come down monotonically from a start above the root.
+    # The level is convex, so Newton's steps come down monotonically from a start above the root: the "sharp" form, or
+    # the tangent at 0.
     fixed = lax.stop_gradient(c)
-    x = jnp.minimum(jnp.sqrt(2 * fixed), fixed * math.sqrt(math.pi / 2))
-    for _ in range(7):  # measured: 5 reach rounding for c in [1e-6, 1e4]
+    sharp = jnp.sqrt(2 * (fixed + jnp.log1p(jnp.exp(-fixed)) - math.log(2.0)))
+    x = jnp.minimum(sharp, fixed * math.sqrt(math.pi / 2))
+    for _ in range(2):  # measured: with the two below, 1e-15 for c in [1e-8, 1e4]
         x = x - (_level(x, form) - fixed) / _level_slope(x, form)
     x = lax.stop_gradient(x)
     for _ in range(2):  # the derivatives, of first and second order, come from these
@@ -262,7 +264,7 @@ def _stitched_square(log_ratio: jax.Array, log_inverse: jax.Array, s: jax.Array,
 
 
 def _zeta(s: jax.Array) -> jax.Array:
-    """Riemann's zeta function for s > 1 (Euler-Maclaurin), measured error 4e-16.
+    """Riemann's zeta function for s > 1 (Euler-Maclaurin), measured error 2e-15.
 
     Written out because it is differentiated twice: jax.scipy's zeta takes seconds to compile then.
     """

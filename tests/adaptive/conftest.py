@@ -1,0 +1,30 @@
+import json
+import pathlib
+
+import jax
+import pytest
+
+
+@pytest.fixture(params=[False, True], ids=["float32", "float64"])
+def x64(request):
+    """Runs the test with JAX's 64-bit flag off and on."""
+    with jax.enable_x64(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def f64():
+    """Runs the test with JAX's 64-bit flag on."""
+    with jax.enable_x64(True):
+        yield
+
+
+def pytest_generate_tests(metafunc):
+    """``row_<table>`` runs over the rows of that table of oracles/adaptive.json."""
+    for name in metafunc.fixturenames:
+        if name.startswith("row_"):
+            rows = _ORACLES[name.removeprefix("row_")]
+            metafunc.parametrize(name, rows, ids=[row["id"] for row in rows])
+
+
+_ORACLES = json.loads((pathlib.Path(__file__).parents[1] / "oracles" / "adaptive.json").read_text())
