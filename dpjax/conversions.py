@@ -42,6 +42,14 @@ def _shift(x: jax.Array, scale: jax.Array, units: float) -> jax.Array:
     return x + lax.stop_gradient(jnp.abs(scale) * jnp.asarray(units * jnp.finfo(x.dtype).eps, x.dtype))
 
 
+def _nan_unless(ok: jax.Array, out: jax.Array, *arguments: jax.Array) -> jax.Array:
+    """``out`` where ``ok``; elsewhere NaN, and so are all derivatives in the arguments."""
+    factor = jnp.where(ok, 0.0, jnp.nan)
+    for x in arguments:
+        out = out + jnp.where(ok & jnp.isinf(x), 0.0, x) * factor
+    return out
+
+
 def zcdp_to_dp(rho: ArrayLike, slack: ArrayLike, method: str = "published") -> jax.Array:
     r"""The epsilon for which rho-zCDP implies (epsilon, slack)-DP.
 
@@ -88,7 +96,7 @@ def _zcdp_to_dp(rho, slack, method):
         best = _minimise(lambda t: value(t, lax.stop_gradient(rho_safe), lax.stop_gradient(log_inverse)), start)
         tight = jnp.maximum(value(best, rho_safe, log_inverse), 0.0)
         simple = jnp.where(positive & (tight < simple), tight, simple)
-    return jnp.where(ok, simple, jnp.nan)
+    return _nan_unless(ok, simple, rho, slack)
 
 
 def _gain(excess: jax.Array, log_inverse: jax.Array) -> jax.Array:
@@ -149,7 +157,7 @@ def _zcdp_budget(epsilon, slack, method):
         best = _minimise(lambda t: -value(t, lax.stop_gradient(safe), lax.stop_gradient(log_inverse)), start)
         tight = value(best, safe, log_inverse)
         rho = jnp.where((safe > 0) & (tight > rho), _shift(tight, tight, -4.0), rho)
-    return jnp.where(ok, rho, jnp.nan)
+    return _nan_unless(ok, rho, epsilon, slack)
 
 
 def rdp_to_dp(order: ArrayLike, renyi: ArrayLike, slack: ArrayLike) -> jax.Array:
@@ -180,7 +188,7 @@ def rdp_to_dp(order: ArrayLike, renyi: ArrayLike, slack: ArrayLike) -> jax.Array
     log_inverse = -jnp.log(jnp.where(ok, slack, 0.5))
     gain = _gain(excess, log_inverse)
     value = _shift(renyi + gain, renyi + jnp.log1p(1 / excess) + (log_inverse + jnp.log1p(excess)) / excess, 8.0)
-    return jnp.where(ok, jnp.maximum(value, 0.0), jnp.nan)
+    return _nan_unless(ok, jnp.maximum(value, 0.0), order, renyi, slack)
 
 
 def rdp_budget(order: ArrayLike, epsilon: ArrayLike, slack: ArrayLike) -> jax.Array:
@@ -207,7 +215,7 @@ def rdp_budget(order: ArrayLike, epsilon: ArrayLike, slack: ArrayLike) -> jax.Ar
     excess = jnp.where(ok, order, 2.0) - 1
     log_inverse = -jnp.log(jnp.where(ok, slack, 0.5))
     size = epsilon + jnp.log1p(1 / excess) + (log_inverse + jnp.log1p(excess)) / excess
-    return jnp.where(ok, _shift(epsilon - _gain(excess, log_inverse), size, -8.0), jnp.nan)
+    return _nan_unless(ok, _shift(epsilon - _gain(excess, log_inverse), size, -8.0), order, epsilon, slack)
 
 
 def dp_to_zcdp(epsilon: ArrayLike, method: str = "published") -> jax.Array:
@@ -233,7 +241,7 @@ def dp_to_zcdp(epsilon: ArrayLike, method: str = "published") -> jax.Array:
     _validate.one_of("method", method, _METHODS)
     (epsilon,) = _reals(epsilon)
     rho = epsilon * epsilon / 2 if method == "published" else epsilon * jnp.tanh(epsilon / 2)
-    return jnp.where(epsilon >= 0, _shift(rho, rho, 4.0), jnp.nan)
+    return _nan_unless(epsilon >= 0, _shift(rho, rho, 4.0), epsilon)
 
 
 def dp_to_pdp(epsilon: ArrayLike, delta: ArrayLike) -> tuple[jax.Array, jax.Array]:
@@ -268,7 +276,7 @@ def dp_to_pdp(epsilon: ArrayLike, delta: ArrayLike) -> tuple[jax.Array, jax.Arra
     positive = ok & (epsilon > 0)
     value = 2 * delta / -jnp.expm1(-jnp.where(positive, epsilon, 1.0))
     value = jnp.where(positive, jnp.minimum(_shift(value, value, 4.0), 1.0), jnp.where(delta > 0, 1.0, 0.0))
-    return jnp.where(ok, 2 * epsilon, jnp.nan), jnp.where(ok, value, jnp.nan)
+    return _nan_unless(ok, 2 * epsilon, epsilon, delta), _nan_unless(ok, value, epsilon, delta)
 
 
 def one_sided_pdp_to_pdp(epsilon: ArrayLike, delta: ArrayLike) -> tuple[jax.Array, jax.Array]:
@@ -295,4 +303,5 @@ def one_sided_pdp_to_pdp(epsilon: ArrayLike, delta: ArrayLike) -> tuple[jax.Arra
     epsilon, delta = _reals(epsilon, delta)
     ok = (epsilon >= 0) & (delta >= 0) & (delta <= 1)
     value = delta * (1 + jnp.exp(-epsilon))
-    return jnp.where(ok, epsilon, jnp.nan), jnp.where(ok, jnp.minimum(_shift(value, value, 4.0), 1.0), jnp.nan)
+    value = jnp.minimum(_shift(value, value, 4.0), 1.0)
+    return _nan_unless(ok, epsilon, epsilon, delta), _nan_unless(ok, value, epsilon, delta)

@@ -34,6 +34,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.scipy.special import erf
 from jax.typing import ArrayLike
@@ -59,6 +60,14 @@ def _valid(*conditions: jax.Array) -> jax.Array:
     out = conditions[0]
     for c in conditions[1:]:
         out = out & c
+    return out
+
+
+def _nan_unless(ok: jax.Array, out: jax.Array, *arguments: jax.Array) -> jax.Array:
+    """``out`` where ``ok``; elsewhere NaN, and so are all derivatives in the arguments."""
+    factor = jnp.where(ok, 0.0, jnp.nan)
+    for x in arguments:
+        out = out + jnp.where(ok & jnp.isinf(x), 0.0, x) * factor
     return out
 
 
@@ -100,7 +109,7 @@ def linear(v: ArrayLike, delta: ArrayLike, a: ArrayLike) -> jax.Array:
     ok = _valid(v >= 0, delta > 0, delta < 1, a > 0)
     half_slope = jnp.sqrt(-jnp.log(jnp.where(ok, delta, 0.5)) / 2)
     root = jnp.sqrt(jnp.where(ok, a, 1.0))
-    return jnp.where(ok, half_slope * (root + v / root), jnp.nan)
+    return _nan_unless(ok, half_slope * (root + jnp.where(ok, v, 0.0) / root), v, delta, a)
 
 
 def tightest_linear(v: ArrayLike) -> jax.Array:
@@ -112,7 +121,7 @@ def tightest_linear(v: ArrayLike) -> jax.Array:
     """
     _check(a=v)
     v = _real(v)
-    return jnp.where(v > 0, v, jnp.nan)
+    return _nan_unless(v > 0, v, v)
 
 
 def _level(x: jax.Array, form: str) -> jax.Array:
@@ -201,10 +210,10 @@ def mixture(v: ArrayLike, delta: ArrayLike, gamma: ArrayLike, form: str = "exact
 @functools.partial(jax.jit, static_argnames="form")
 def _mixture(v, delta, gamma, form):
     ok = _valid(v >= 0, delta > 0, delta < 1, gamma > 0)
-    gamma = jnp.where(ok, gamma, 1.0)
+    gamma_safe = jnp.where(ok, gamma, 1.0)
     time = jnp.where(ok, v, 0.0)
-    c = -jnp.log(jnp.where(ok, delta, 0.5)) + jnp.log1p(time / gamma) / 2
-    return jnp.where(ok, _inverse_level(c, form) * jnp.sqrt(time + gamma), jnp.nan)
+    c = -jnp.log(jnp.where(ok, delta, 0.5)) + jnp.log1p(time / gamma_safe) / 2
+    return _nan_unless(ok, _inverse_level(c, form) * jnp.sqrt(time + gamma_safe), v, delta, gamma)
 
 
 def tightest_mixture(v: ArrayLike, delta: ArrayLike, form: str = "exact") -> jax.Array:
@@ -255,7 +264,7 @@ def _tightest_mixture(v, delta, form):
     x = lax.stop_gradient(x)
     for _ in range(2):
         x = newton(x, target)
-    return jnp.where(ok, v / (x * _level_slope(x, form)), jnp.nan)
+    return _nan_unless(ok, v / (x * _level_slope(x, form)), v, delta)
 
 
 def _stitched_square(log_ratio: jax.Array, log_inverse: jax.Array, s: jax.Array, log_eta: jax.Array) -> jax.Array:
@@ -268,7 +277,8 @@ def _zeta(s: jax.Array) -> jax.Array:
 
     Written out because it is differentiated twice: jax.scipy's zeta takes seconds to compile then.
     """
-    total = sum(jnp.exp(-s * math.log(n)) for n in range(1, 12))
+    logs = jnp.asarray(np.log(np.arange(1, 12)), s.dtype)
+    total = jnp.sum(jnp.exp(-s[..., None] * logs), axis=-1)
     power = jnp.exp(-s * math.log(12.0))
     total = total + power * (12 / (s - 1) + 0.5)
     term = power * s / 12
@@ -345,7 +355,7 @@ def _stitched(v, delta, v0, s, eta, rounded, below_v0):
     else:
         middle = start * jnp.sqrt(jnp.where(ok, eta, 2.0))  # where the line touches its envelope
         early = out * (jnp.where(ok, v, 0.0) + middle) / (start + middle)
-    return jnp.where(ok, jnp.where(v >= v0, out, early), jnp.nan)
+    return _nan_unless(ok, jnp.where(v >= v0, out, early), v, delta, v0, s, eta)
 
 
 def tightest_stitched(v: ArrayLike, delta: ArrayLike, v0: ArrayLike) -> tuple[jax.Array, jax.Array]:
@@ -384,7 +394,7 @@ def _tightest_stitched(v, delta, v0):
     log_inverse = -jnp.log(jnp.where(ok, delta, 0.5))
     best = jnp.vectorize(_minimise_stitched, signature="(),()->(n)")(log_ratio, log_inverse)
     s, eta = 1 + jnp.exp(best[..., 0]), jnp.exp(jnp.exp(best[..., 1]))
-    return jnp.where(ok, s, jnp.nan), jnp.where(ok, eta, jnp.nan)
+    return _nan_unless(ok, s, v, delta, v0), _nan_unless(ok, eta, v, delta, v0)
 
 
 def _minimise_stitched(log_ratio: jax.Array, log_inverse: jax.Array) -> jax.Array:
@@ -401,12 +411,19 @@ def _minimise_stitched(log_ratio: jax.Array, log_inverse: jax.Array) -> jax.Arra
         points = centre + grid * (8.0 * 0.25**i)  # the best point is never more than one cell of 1/12 off
         return points[jnp.argmin(objective(points, *fixed))]
 
-    p = lax.stop_gradient(lax.fori_loop(0, 7, zoom, jnp.asarray([0.0, 0.0], log_ratio.dtype)))
-    gradient = jax.grad(objective)
-    h = lax.stop_gradient(jax.jacfwd(gradient)(p, *fixed))
+    p = lax.stop_gradient(lax.fori_loop(0, 10, zoom, jnp.asarray([0.0, 0.0], log_ratio.dtype)))
+
+    def conditions(p):  # the derivatives in s and in log(eta), both 0 at the minimum
+        s, y = 1 + jnp.exp(p[0]), jnp.exp(p[1])
+        value, slope = jax.jvp(_zeta, (s,), (jnp.ones_like(s),))
+        share = s * jnp.log1p(log_ratio / y) + jnp.log(value) + log_inverse
+        width = jnp.sinh(y / 2) / (2 + 2 * jnp.cosh(y / 2)) * share - s * log_ratio / (y * (y + log_ratio))
+        return jnp.stack([jnp.log1p(log_ratio / y) + slope / value, width])
+
+    h = lax.stop_gradient(jax.jacfwd(conditions)(p))
     determinant = h[0, 0] * h[1, 1] - h[0, 1] * h[1, 0]
-    for _ in range(2):  # a constant Hessian serves: each step gets one more order of the derivatives right
-        g = gradient(p, log_ratio, log_inverse)
+    for _ in range(2):  # a constant Jacobian serves: each step gets one more order of the derivatives right
+        g = conditions(p)
         p = p - jnp.stack([h[1, 1] * g[0] - h[0, 1] * g[1], h[0, 0] * g[1] - h[1, 0] * g[0]]) / determinant
     return p
 
@@ -437,7 +454,8 @@ def advanced_composition(v: ArrayLike, delta: ArrayLike) -> jax.Array:
     ok = _valid(v >= 0, delta > 0, delta < 1)
     product = 2 * v * -jnp.log(jnp.where(ok, delta, 0.5))
     positive = ok & (product > 0)
-    return jnp.where(ok, v / 2 + jnp.where(positive, jnp.sqrt(jnp.where(positive, product, 1.0)), 0.0), jnp.nan)
+    root = jnp.where(positive, jnp.sqrt(jnp.where(positive, product, 1.0)), 0.0)
+    return _nan_unless(ok, v / 2 + root, v, delta)
 
 
 def advanced_composition_time(epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
@@ -469,4 +487,4 @@ def advanced_composition_time(epsilon: ArrayLike, delta: ArrayLike) -> jax.Array
     twice = -2 * jnp.log(jnp.where(ok, delta, 0.5))
     safe = jnp.where(ok, epsilon, 0.0)
     root = 2 * safe / (jnp.sqrt(twice) + jnp.sqrt(twice + 2 * safe))  # the difference of the roots, without cancelling
-    return jnp.where(ok, root * root, jnp.nan)
+    return _nan_unless(ok, root * root, epsilon, delta)

@@ -97,6 +97,10 @@ class _Filter:
     def _combine(self, fits: jax.Array) -> jax.Array:
         return fits
 
+    def _request_axes(self, x: jax.Array) -> jax.Array:
+        """``x``, shaped like the sums, on the axes that a request by the first keyword has."""
+        return x
+
     def _used(self, total: _sums.Sum) -> jax.Array:
         """A differentiable function that reaches ``_budget`` when the budget is used up."""
         return _sums.value(total)
@@ -156,7 +160,8 @@ class _Filter:
         """The largest next request, in the filter's first keyword, that would be granted; requesting it is granted.
 
         Found by bisection on the floats with the very test of ``request``. Differentiable in the state and the
-        filter's parameters (implicitly). NaN if the filter's parameters are invalid.
+        filter's parameters (implicitly). For a vector of orders, order by order; 0 where an order is used up. NaN if
+        the filter's parameters are invalid.
         """
         _require_state(state)
         return _remaining(self, state)
@@ -199,9 +204,8 @@ class _Filter:
             valid = high >= 0
         else:
             valid = raw >= 0
-            if event and keyword != self._keywords[0]:
-                raw, valid = raw[..., None], valid[..., None]
             high, low = self._cost(keyword, raw)
+            valid = valid[..., None] if valid.ndim < high.ndim else valid
         if event:
             shape = jnp.broadcast_shapes(high.shape, event)
             valid = jnp.all(jnp.broadcast_to(valid, shape), axis=-1)
@@ -448,6 +452,8 @@ class RenyiFilter(_Filter):
 
     def _cost(self, keyword, x):
         order = self._order(x.dtype)
+        if keyword != "renyi" and order.ndim:
+            x = x[..., None]
         if keyword == "renyi":
             high = _sums.charge(x)
         elif keyword == "rho":
@@ -768,8 +774,10 @@ class RogersFilter(_Filter):
     def _combine(self, fits):
         return jnp.all(fits, axis=-1)
 
+    def _request_axes(self, x):
+        return x[..., 0]
+
     def _cost(self, keyword, x):
-        x = x[..., 0] if x.ndim and x.shape[-1:] == (2,) else x
         high, low = _sums.square(x)
         drift = _sums.charge(_sums.up(x * jnp.expm1(x) / 2, 12.0))
         return jnp.stack([high, drift], axis=-1), jnp.stack([low, jnp.zeros_like(low)], axis=-1)
@@ -778,10 +786,6 @@ class RogersFilter(_Filter):
         """The epsilon of what has been granted so far, by the filter's own rule: for display, not a guarantee."""
         _require_state(state)
         return self._bound(_sums.upper(state.spent))
-
-    def remaining(self, state: FilterState) -> jax.Array:
-        """The largest next epsilon that would be granted; requesting it is granted."""
-        return super().remaining(state)[..., 0]
 
     @property
     def guarantee(self) -> str:
@@ -800,7 +804,7 @@ def _pure_renyi(order: jax.Array, epsilon: jax.Array) -> jax.Array:
 
 
 def _largest(fits: Callable[[jax.Array], jax.Array], like: jax.Array) -> jax.Array:
-    """The largest float at which ``fits`` holds, elementwise, found by bisection on the bits; NaN if 0 does not."""
+    """The largest float at which ``fits`` holds, elementwise, by bisection on the bits; 0 if none, NaN like ``like``."""
     word = jnp.int64 if like.dtype == np.float64 else jnp.int32
     number = lambda bits: lax.bitcast_convert_type(bits, like.dtype)
     top = lax.bitcast_convert_type(jnp.full(like.shape, float(jnp.finfo(like.dtype).max), like.dtype), word)
@@ -812,7 +816,7 @@ def _largest(fits: Callable[[jax.Array], jax.Array], like: jax.Array) -> jax.Arr
         return jnp.where(ok, middle, low), jnp.where(ok, high, middle)
 
     low, _ = lax.fori_loop(0, jnp.iinfo(word).bits - 1, halve, (jnp.zeros_like(top), top))
-    return jnp.where(fits(jnp.zeros_like(like)), number(low), jnp.nan)
+    return jnp.where(fits(jnp.zeros_like(like)), number(low), 0.0) + like
 
 
 def _require_state(state: Any) -> None:
@@ -847,12 +851,14 @@ def _would_exceed(filt, state, mechanism, raw, delta, keyword):
 @jax.jit
 def _remaining(filt, state):
     dtype, keyword, budget = state.spent.high.dtype, filt._keywords[0], filt._budget(state.spent.high.dtype)
+    view = filt._request_axes
     total = lambda x: _sums.add(state.spent, *filt._cost(keyword, x))
-    fits = lambda x: filt._fits_each(total(x), dtype)
-    x = lax.stop_gradient(_largest(fits, jnp.zeros_like(state.spent.high) + 0 * budget))
-    used, slope = jax.jvp(lambda x: filt._used(total(x)), (x,), (jnp.ones_like(x),))
+    fits = lambda x: view(filt._fits_each(total(x), dtype))
+    x = lax.stop_gradient(_largest(fits, view(jnp.zeros_like(state.spent.high) + 0 * budget)))
+    used, slope = jax.jvp(lambda x: view(filt._used(total(x))), (x,), (jnp.ones_like(x),))
     slope = lax.stop_gradient(slope)
-    gap = jnp.where(slope > 0, (budget - used) / jnp.where(slope > 0, slope, 1.0), 0.0)
+    gap = jnp.where(slope > 0, (view(budget) - used) / jnp.where(slope > 0, slope, 1.0), 0.0)
+    gap = jnp.where(jnp.isfinite(gap), gap, 0.0)
     return x + (gap - lax.stop_gradient(gap))  # the value of x with the derivatives of the implicit function
 
 

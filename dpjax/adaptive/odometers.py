@@ -201,9 +201,10 @@ class _Odometer:
         lost = -jnp.log1p(-jnp.where(ok & (delta < 1), delta, 0.0))
         value = jnp.where(delta > 0, _sums.up(value + _sums.up(lost, 4.0)), value)
         value = jnp.where(finite, value, jnp.inf)
-        return jnp.where(ok, value, jnp.nan)
+        return boundaries._nan_unless(ok, value, time, slack, delta)
 
-    def _mean(self, x: jax.Array, high: jax.Array) -> jax.Array:
+    def _mean(self, x: jax.Array | None, high: jax.Array) -> jax.Array:
+        """The mean of a query's loss, where ``drift`` is kept: from its epsilon, or from the square of one."""
         raise NotImplementedError
 
     @property
