@@ -283,7 +283,7 @@ class ZCDPFilter(_Filter):
         _costs.check_adjacency(self.adjacency)
 
     def _budget(self, dtype):
-        return _sums.cast(self.rho, dtype, -np.inf)
+        return _nonnegative(_sums.cast(self.rho, dtype, -np.inf))
 
     def _cost(self, keyword, x):
         if keyword == "rho":
@@ -431,7 +431,7 @@ class RenyiFilter(_Filter):
         budget = _sums.cast(self.budget, dtype, -np.inf)
         order = self._order(dtype)
         budget = jnp.where((order > 1) & (order < jnp.inf), budget, jnp.nan)
-        return budget if self.combine == "all" else jnp.where(self._slack_ok(dtype), budget, jnp.nan)
+        return _nonnegative(budget) if self.combine == "all" else jnp.where(self._slack_ok(dtype), budget, jnp.nan)
 
     def _slack_ok(self, dtype):
         slack, delta = jnp.asarray(self.slack, dtype), jnp.asarray(self.delta, dtype)
@@ -644,7 +644,7 @@ class GDPFilter(_Filter):
 
     def _budget(self, dtype):
         mu = _sums.cast(self.mu, dtype, -np.inf)
-        high, low = _sums.square(jnp.where(mu >= 0, mu, jnp.nan))
+        high, low = _sums.square(_nonnegative(mu))
         return jnp.where(low < 0, _sums.down(high), high)
 
     def _delta_budget(self, dtype):
@@ -699,7 +699,7 @@ class BasicFilter(_Filter):
         _set(self, "delta", 0.0, 1.0)
 
     def _budget(self, dtype):
-        return _sums.cast(self.epsilon, dtype, -np.inf)
+        return _nonnegative(_sums.cast(self.epsilon, dtype, -np.inf))
 
     def _cost(self, keyword, x):
         return _sums.charge(x), jnp.zeros_like(x)
@@ -878,6 +878,11 @@ def _rest(delta: ArrayLike, slack: ArrayLike | None, dtype: Any) -> jax.Array:
     assert slack is not None
     delta, slack = jnp.broadcast_arrays(_sums.cast(delta, dtype, -np.inf), _sums.cast(slack, dtype, -np.inf))
     return jnp.where(slack <= delta, _sums.sub_down(delta, slack), jnp.nan)
+
+
+def _nonnegative(budget: jax.Array) -> jax.Array:
+    """A traced budget that is out of range becomes NaN, against which nothing fits."""
+    return jnp.where(budget >= 0, budget, jnp.nan)
 
 
 def _inside(slack: jax.Array) -> jax.Array:
