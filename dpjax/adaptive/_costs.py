@@ -95,8 +95,10 @@ def cost(mechanism: Any, unit: str, adjacency: Adjacency, dtype: Any, order: jax
         length = _schedule_length(mechanism)
         axis = mechanism.axis
         if high.ndim == 0 or high.shape[axis] == 1:
-            return _times((high if high.ndim == 0 else high.squeeze(axis), low if low.ndim == 0 else low.squeeze(axis)),
-                          jnp.asarray(length, dtype))
+            return _times(
+                (high if high.ndim == 0 else high.squeeze(axis), low if low.ndim == 0 else low.squeeze(axis)),
+                jnp.asarray(length, dtype),
+            )
         high, low = jnp.moveaxis(high, axis, 0), jnp.moveaxis(low, axis, 0)
         add = lambda total, pair: (_sums.add(total, *pair), None)
         return _as_pair(jax.lax.scan(add, _sums.zeros(high.shape[1:], dtype), (high, low))[0])
@@ -163,7 +165,9 @@ def _schedule_length(mechanism: mechanisms.ComposedOver) -> int:
             except IndexError:
                 raise ValueError(f"a leaf of shape {shape} has no axis {mechanism.axis} to compose over.") from None
     if len(lengths) > 2:
-        raise ValueError(f"the leaves have lengths {sorted(lengths - {1})} along axis {mechanism.axis}; write x[..., None].")
+        raise ValueError(
+            f"the leaves have lengths {sorted(lengths - {1})} along axis {mechanism.axis}; write x[..., None]."
+        )
     return max(lengths)
 
 

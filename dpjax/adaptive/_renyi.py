@@ -3,7 +3,7 @@ r"""Renyi divergence of one Poisson-sampled Gaussian step at real orders, from a
 Self-contained and private, so that the library's cumulants can take its place. With :math:`y = (2x-1)/(2\sigma^2)`,
 :math:`r(x) = 1 - q + q e^y` and :math:`N_0 = N(0, \sigma^2)`,
 
-.. math:: e^{(\alpha-1) D_\alpha} = E_{N_0}[r^e], \qquad e = \alpha \text{ (remove)}, \quad e = 1 - \alpha \text{ (add)}.
+.. math:: e^{(\alpha-1) D_\alpha} = E_{N_0}[r^e], \qquad e = \alpha \text{ (remove)}, \; e = 1 - \alpha \text{ (add)}.
 
 As :math:`u = r - 1 = q(e^y - 1)` has mean 0, :math:`E[r^e] - 1 = E[g(u)]` with :math:`g(u) = (1+u)^e - 1 - eu \ge 0`:
 no cancellation, so the answer keeps its digits when q is tiny. The expectation is a trapezoid sum in x, to which are
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +84,7 @@ def _convex_bound(order, sigma, q):
 
 
 def _bounded(order, sigma, q, remove: bool, convex):
-    kernel = jnp.vectorize(lambda a, s, p: _quadrature(a, s, p, remove))
+    kernel: Any = jnp.vectorize(lambda a, s, p: _quadrature(a, s, p, remove))
     value = kernel(order, sigma, q)
     return jnp.where(value <= convex, value, convex)  # also where the certificate overflowed to NaN
 
@@ -131,7 +132,9 @@ def _quadrature(order, sigma, q, remove: bool):
     log_eta = jnp.where(log_eta < -0.7, log_eta + 16 * eps * jnp.abs(log_eta), jnp.inf)
     gaussian = -2 * (math.pi * sigma / step) ** 2 + math.log(2.0) + jnp.log1p(2 * jnp.abs(e) * q)
     gaussian = jnp.where(gaussian < -0.7, gaussian + math.log(2.0) + 16 * eps * jnp.abs(gaussian), jnp.inf)
-    certificate = lax.stop_gradient(jnp.concatenate([tails + 16 * eps * jnp.abs(tails), jnp.stack([log_eta, gaussian])]))
+    certificate = lax.stop_gradient(
+        jnp.concatenate([tails + 16 * eps * jnp.abs(tails), jnp.stack([log_eta, gaussian])])
+    )
 
     log_gap = logsumexp(jnp.concatenate([log_sum[None], certificate])) - lax.stop_gradient(
         jnp.log1p(-jnp.exp(jnp.minimum(log_eta, -0.7)))
@@ -142,7 +145,7 @@ def _quadrature(order, sigma, q, remove: bool):
 
 
 def _log_g(y, e, q, log_q):
-    """log g(u), log r and the condition number of g's evaluation, at y; e and q are scalars."""
+    """Log g(u), log r and the condition number of g's evaluation, at y; e and q are scalars."""
     near = jnp.minimum(y, 20.0)
     u = q * jnp.expm1(near)
     zero = u == 0

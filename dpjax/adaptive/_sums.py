@@ -96,7 +96,7 @@ def down(x: jax.Array, units: float = 2.0) -> jax.Array:
     return x - lax.stop_gradient(jnp.abs(x) * jnp.asarray(units * jnp.finfo(x.dtype).eps / 2, x.dtype))
 
 
-def cast(x: ArrayLike, dtype: Any, toward: float) -> jax.Array:
+def cast(x: Any, dtype: Any, toward: float) -> jax.Array:
     """``x`` in ``dtype``; a concrete or wider value is rounded towards ``toward`` (plus or minus infinity)."""
     if not _validate.is_traced(x):
         if not isinstance(x, jax.Array):

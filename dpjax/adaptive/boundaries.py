@@ -7,7 +7,7 @@ chosen from the past, and let :math:`V_n = \sum_{m \le n} \sigma_m^2` be its int
 
 .. math:: P(\exists n: M_n > \psi(V_n)) \le \delta .
 
-For privacy, :math:`M` is the privacy loss minus its drift and :math:`V` the sum of the squared epsilons (``odometers``).
+For privacy, :math:`M` is the privacy loss minus its drift and :math:`V` the sum of squared epsilons (``odometers``).
 
 ================= ============ ====================================================================================
 boundary          parameter    when

@@ -27,10 +27,7 @@ is more than a tenth (use ``remaining`` for the last one).
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,209 +37,24 @@ from jax.typing import ArrayLike
 
 from dpjax import _validate, conversions
 from dpjax._pytree import node, static
-from dpjax.adaptive import _costs, _sums, boundaries
-from dpjax.mechanisms import Adjacency, Mechanism
+from dpjax.adaptive import _costs, _sums
+from dpjax.adaptive._filter import (
+    Filter,
+    FilterState,
+    check_slack,
+    inside,
+    nonnegative,
+    require_state,
+    rest,
+    set_budget,
+    set_slack,
+    show,
+)
+from dpjax.mechanisms import Adjacency
 
 
 @node
-class FilterState:
-    """What a filter remembers; its size does not depend on the number of requests.
-
-    Attributes:
-      spent: the costs granted so far, in the filter's unit.
-      delta: the deltas granted so far.
-      granted: how many requests were granted (int32, saturating).
-    """
-
-    spent: _sums.Sum
-    delta: _sums.Sum
-    granted: jax.Array
-
-
-@node
-class _Keyword:
-    """The name of a request's cost, as part of a pytree's structure."""
-
-    name: str | None = static()
-
-
-class _Filter:
-    """What all filters share. A subclass says what a request costs and whether a total fits."""
-
-    _keywords: tuple[str, ...] = ()  # requests by keyword; the first one is what ``remaining`` speaks of
-    _unit: str | None = None  # of a mechanism's cost
-    adjacency: Adjacency
-
-    # What a subclass defines.
-
-    def _budget(self, dtype: Any) -> jax.Array:
-        """The budget in the state's unit, rounded down."""
-        raise NotImplementedError
-
-    def _delta_budget(self, dtype: Any) -> jax.Array:
-        """What the mechanisms' own deltas may add up to, rounded down."""
-        return _sums.cast(self.delta, dtype, -np.inf)  # type: ignore[attr-defined]
-
-    def _cost(self, keyword: str, x: jax.Array) -> _costs.Pair:
-        """The cost of a request, as a pair of floats."""
-        raise NotImplementedError
-
-    def _event_shape(self) -> tuple[int, ...]:
-        """Axes of the sums behind the batch axes."""
-        return ()
-
-    def _fits_each(self, total: _sums.Sum, dtype: Any) -> jax.Array:
-        return _sums.at_most(total, self._budget(dtype))
-
-    def _combine(self, fits: jax.Array) -> jax.Array:
-        return fits
-
-    def _request_axes(self, x: jax.Array) -> jax.Array:
-        """``x``, shaped like the sums, on the axes that a request by the first keyword has."""
-        return x
-
-    def _used(self, total: _sums.Sum) -> jax.Array:
-        """A differentiable function that reaches ``_budget`` when the budget is used up."""
-        return _sums.value(total)
-
-    # The interface.
-
-    def init(self, shape: tuple[int, ...] | None = None) -> FilterState:
-        """The state before the first request.
-
-        Args:
-          shape: batch shape, for that many independent filters at once; by default that of the parameters.
-
-        Returns:
-          A state whose leaves have fixed shapes and dtypes.
-        """
-        dtype = _sums.default_dtype()
-        event = self._event_shape()
-        if shape is None:
-            budget = jax.eval_shape(lambda f: jnp.zeros(()) + f._budget(dtype) + f._delta_shape(event), self).shape
-            shape = budget[: len(budget) - len(event)]
-        return FilterState(
-            _sums.zeros((*shape, *event), dtype), _sums.zeros(tuple(shape), dtype), jnp.zeros(shape, jnp.int32)
-        )
-
-    def _delta_shape(self, event: tuple[int, ...]) -> jax.Array:
-        delta = self._delta_budget(_sums.default_dtype())
-        return delta.reshape(delta.shape + (1,) * len(event)) if delta.ndim else delta
-
-    def request(
-        self, state: FilterState, mechanism: Mechanism | None = None, *, delta: ArrayLike = 0.0, **cost: ArrayLike
-    ) -> tuple[FilterState, jax.Array]:
-        """Asks for one query; run it only if it is granted.
-
-        Args:
-          state: from ``init`` or the last request.
-          mechanism: the query as a dpjax mechanism, whose cost is then worked out here; or instead
-          **cost: exactly one of the filter's keywords, >= 0. Batch axes broadcast with the state's.
-          delta: the query's own delta, in [0, 1].
-
-        Returns:
-          The new state and a boolean array. Where it is False the state is unchanged. A NaN or negative request is
-          refused.
-
-        Raises:
-          TypeError: not exactly one cost, one that this filter does not know, or the state of something else.
-          ValueError: a concrete field of ``mechanism`` is out of range.
-        """
-        return _request(self, state, *self._prepare(state, mechanism, delta, cost))
-
-    def would_exceed(
-        self, state: FilterState, mechanism: Mechanism | None = None, *, delta: ArrayLike = 0.0, **cost: ArrayLike
-    ) -> jax.Array:
-        """Whether ``request`` with the same arguments would be refused."""
-        return _would_exceed(self, state, *self._prepare(state, mechanism, delta, cost))
-
-    def remaining(self, state: FilterState) -> jax.Array:
-        """The largest next request, in the filter's first keyword, that would be granted; requesting it is granted.
-
-        Found by bisection on the floats with the very test of ``request``. Differentiable in the state and the
-        filter's parameters (implicitly). For a vector of orders, order by order; 0 where an order is used up. NaN if
-        the filter's parameters are invalid.
-        """
-        _require_state(state)
-        return _remaining(self, state)
-
-    def remaining_delta(self, state: FilterState) -> jax.Array:
-        """What is left for the mechanisms' own deltas; requesting it is granted."""
-        _require_state(state)
-        return _remaining_delta(self, state)
-
-    def spent(self, state: FilterState) -> jax.Array:
-        """What has been granted so far, in the budget's own unit, rounded up: for display, not a guarantee."""
-        _require_state(state)
-        return _sums.upper(state.spent)
-
-    # Shared machinery. Everything concrete is checked and rounded in _prepare; the rest is compiled once per filter.
-
-    def _prepare(self, state, mechanism, delta, cost) -> tuple[Any, jax.Array | None, jax.Array, _Keyword]:
-        _require_state(state)
-        dtype = state.spent.high.dtype
-        delta = _sums.cast(_validate.number("delta", delta), dtype, np.inf)
-        if mechanism is not None:
-            if cost:
-                raise TypeError(f"give a mechanism or {_or(self._keywords)}, not both.")
-            if self._unit is None:
-                raise TypeError(f"{type(self).__name__} takes requests by keyword only: {_or(self._keywords)}.")
-            return _costs.prepare(mechanism, dtype), None, delta, _Keyword(None)
-        if len(cost) != 1 or not set(cost) <= set(self._keywords):
-            raise TypeError(
-                f"{type(self).__name__} takes a mechanism or exactly one of {_or(self._keywords)}; "
-                f"got {', '.join(cost) if cost else 'none'}."
-            )
-        ((keyword, raw),) = cost.items()
-        return None, _sums.cast(_validate.number(keyword, raw), dtype, np.inf), delta, _Keyword(keyword)
-
-    def _pending(self, state, mechanism, raw, delta, keyword):
-        dtype = state.spent.high.dtype
-        event = self._event_shape()
-        if raw is None:
-            high, low = self._mechanism_cost(mechanism, dtype)
-            valid = high >= 0
-        else:
-            valid = raw >= 0
-            high, low = self._cost(keyword, raw)
-            valid = valid[..., None] if valid.ndim < high.ndim else valid
-        if event:
-            shape = jnp.broadcast_shapes(high.shape, event)
-            valid = jnp.all(jnp.broadcast_to(valid, shape), axis=-1)
-        ok = valid & (delta >= 0) & (delta <= 1)
-        ok_wide = ok.reshape(ok.shape + (1,) * len(event))
-        shape = jnp.broadcast_shapes(high.shape, state.spent.high.shape, ok_wide.shape)
-        # Selecting on ok also keeps compilers from fusing the product into the sum, which must be split exactly.
-        high = jnp.where(ok_wide, jnp.broadcast_to(high, shape), 0.0)
-        low = jnp.where(ok_wide, jnp.broadcast_to(low, shape), 0.0)
-        batch = shape[: len(shape) - len(event)]
-        charged = jnp.where(ok, jnp.broadcast_to(_sums.charge(delta), batch), 0.0)
-        wide = _widen(state, batch, shape)
-        pending = FilterState(
-            _sums.add(wide.spent, high, low),
-            _sums.add(wide.delta, charged),
-            jnp.minimum(wide.granted, np.iinfo(np.int32).max - 1) + 1,
-        )
-        fits = self._combine(self._fits_each(pending.spent, dtype))
-        return pending, ok & fits & _sums.at_most(pending.delta, self._delta_budget(dtype))
-
-    def _mechanism_cost(self, mechanism: Mechanism, dtype: Any) -> _costs.Pair:
-        assert self._unit is not None
-        return _costs.cost(mechanism, self._unit, self.adjacency, dtype)
-
-    @property
-    def guarantee(self) -> str:
-        """What holds for everything that is released, in words."""
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
-        names = (f for f in self.__dataclass_fields__ if f != "adjacency")  # type: ignore[attr-defined]
-        shown = ", ".join(f"{name}={show(getattr(self, name))}" for name in names)
-        return f"{type(self).__name__}({shown}): {self.guarantee}"
-
-
-@node
-class ZCDPFilter(_Filter):
+class ZCDPFilter(Filter):
     r"""Grants queries while their zCDP parameters add up to at most ``rho`` and their deltas to at most ``delta``.
 
     A query may be requested by ``rho`` (it is ``delta``-approximate rho-zCDP given the past), by ``epsilon``
@@ -278,12 +90,12 @@ class ZCDPFilter(_Filter):
     _unit = "rho"
 
     def __post_init__(self):
-        _set(self, "rho", 0.0)
-        _set(self, "delta", 0.0, 1.0)
+        set_budget(self, "rho", 0.0)
+        set_budget(self, "delta", 0.0, 1.0)
         _costs.check_adjacency(self.adjacency)
 
     def _budget(self, dtype):
-        return _nonnegative(_sums.cast(self.rho, dtype, -np.inf))
+        return nonnegative(_sums.cast(self.rho, dtype, -np.inf))
 
     def _cost(self, keyword, x):
         if keyword == "rho":
@@ -308,7 +120,7 @@ class ZCDPFilter(_Filter):
 
 
 @node
-class RenyiFilter(_Filter):
+class RenyiFilter(Filter):
     r"""Grants queries while their Renyi divergences add up to at most ``budget``.
 
     A query may be requested by ``renyi`` (its divergence at every order of the filter), by ``rho`` or ``epsilon``
@@ -359,10 +171,10 @@ class RenyiFilter(_Filter):
     def __post_init__(self):
         _validate.one_of("combine", self.combine, ("all", "any"))
         _costs.check_adjacency(self.adjacency)
-        _set(self, "order", 1.0, math.inf, low_open=True, high_open=True)
+        set_budget(self, "order", 1.0, math.inf, low_open=True, high_open=True)
         # a negative budget is an order that cannot serve the target: it never grants
-        _set(self, "budget", 0.0 if self.combine == "all" else -math.inf)
-        _set(self, "delta", 0.0, 1.0)
+        set_budget(self, "budget", 0.0 if self.combine == "all" else -math.inf)
+        set_budget(self, "delta", 0.0, 1.0)
         if np.ndim(self.order) > 1:
             raise ValueError(f"order has shape {np.shape(self.order)}, but it must be a number or a vector.")
         if np.ndim(self.order) == 1 and np.shape(self.budget)[-1:] not in ((), (1,), np.shape(self.order)):
@@ -373,7 +185,7 @@ class RenyiFilter(_Filter):
         if self.combine == "any":
             if np.ndim(self.order) == 0:
                 raise ValueError('combine = "any", but order is a number; it must be a vector of orders.')
-            _set_slack(self)
+            set_slack(self)
         elif self.slack is not None:
             raise ValueError(f'slack = {self.slack!r}, but it must be None unless combine is "any".')
 
@@ -413,7 +225,7 @@ class RenyiFilter(_Filter):
         for name, x in (("epsilon", epsilon), ("delta", delta)):
             _validate.in_range(name, x, 0.0, math.inf if name == "epsilon" else 1.0, low_open=True)
         half = _validate.number("delta", delta) / 2 if slack is None else _validate.number("slack", slack)
-        _check_slack(half, _validate.number("delta", delta))
+        check_slack(half, _validate.number("delta", delta))
         if np.ndim(order) == 0:
             rest = jnp.asarray(_sums.sub_down(*_pair(delta, half)))
             return cls(order, conversions.rdp_budget(order, epsilon, half), rest, adjacency=adjacency)
@@ -431,7 +243,7 @@ class RenyiFilter(_Filter):
         budget = _sums.cast(self.budget, dtype, -np.inf)
         order = self._order(dtype)
         budget = jnp.where((order > 1) & (order < jnp.inf), budget, jnp.nan)
-        return _nonnegative(budget) if self.combine == "all" else jnp.where(self._slack_ok(dtype), budget, jnp.nan)
+        return nonnegative(budget) if self.combine == "all" else jnp.where(self._slack_ok(dtype), budget, jnp.nan)
 
     def _slack_ok(self, dtype):
         slack, delta = jnp.asarray(self.slack, dtype), jnp.asarray(self.delta, dtype)
@@ -443,7 +255,7 @@ class RenyiFilter(_Filter):
     def _delta_budget(self, dtype):
         if self.combine == "all":
             return _sums.cast(self.delta, dtype, -np.inf)
-        return _rest(self.delta, self.slack, dtype)
+        return rest(self.delta, self.slack, dtype)
 
     def _combine(self, fits):
         if not self._event_shape():
@@ -494,7 +306,7 @@ class RenyiFilter(_Filter):
 
 
 @node
-class ApproxDPFilter(_Filter):
+class ApproxDPFilter(Filter):
     r"""Grants queries while advanced composition of what has been granted stays within ``epsilon``.
 
     A query may be requested by ``epsilon`` ((epsilon, delta)-DP given the past), by ``rho`` (delta-approximate
@@ -549,9 +361,9 @@ class ApproxDPFilter(_Filter):
     def __post_init__(self):
         _validate.one_of("method", self.method, ("published", "tight"))
         _costs.check_adjacency(self.adjacency)
-        _set(self, "epsilon", 0.0)
-        _set(self, "delta", 0.0, 1.0, low_open=True, high_open=True)
-        _set_slack(self)
+        set_budget(self, "epsilon", 0.0)
+        set_budget(self, "delta", 0.0, 1.0, low_open=True, high_open=True)
+        set_slack(self)
 
     @classmethod
     def from_rho(cls, rho: ArrayLike, delta: ArrayLike, slack: ArrayLike | None = None) -> ApproxDPFilter:
@@ -573,10 +385,10 @@ class ApproxDPFilter(_Filter):
     def _budget(self, dtype):  # in intrinsic time, the sum of squared epsilons
         epsilon, slack = _sums.cast(self.epsilon, dtype, -np.inf), _sums.cast(self.slack, dtype, -np.inf)
         slack = jnp.where(slack <= jnp.asarray(self.delta, dtype), slack, jnp.nan)
-        return 2 * conversions.zcdp_budget(epsilon, _inside(slack), self.method)
+        return 2 * conversions.zcdp_budget(epsilon, inside(slack), self.method)
 
     def _delta_budget(self, dtype):
-        return _rest(self.delta, self.slack, dtype)
+        return rest(self.delta, self.slack, dtype)
 
     def _cost(self, keyword, x):
         if keyword == "rho":
@@ -593,9 +405,9 @@ class ApproxDPFilter(_Filter):
 
     def spent(self, state: FilterState) -> jax.Array:
         """The epsilon of what has been granted so far, by the filter's own rule: for display, not a guarantee."""
-        _require_state(state)
+        require_state(state)
         time = _sums.upper(state.spent)
-        slack = _inside(_sums.cast(self.slack, time.dtype, -np.inf))
+        slack = inside(_sums.cast(self.slack, time.dtype, -np.inf))
         return conversions.zcdp_to_dp(time / 2, slack, self.method)
 
     @property
@@ -605,7 +417,7 @@ class ApproxDPFilter(_Filter):
 
 
 @node
-class GDPFilter(_Filter):
+class GDPFilter(Filter):
     r"""Grants queries while the squares of their Gaussian-DP parameters add up to at most :math:`\mu^2`.
 
     For queries that are ``mu``-GDP given the past: Gaussian mechanisms whose noise is chosen from earlier outputs. No
@@ -639,12 +451,12 @@ class GDPFilter(_Filter):
     _unit = "mu_squared"
 
     def __post_init__(self):
-        _set(self, "mu", 0.0)
+        set_budget(self, "mu", 0.0)
         _costs.check_adjacency(self.adjacency)
 
     def _budget(self, dtype):
         mu = _sums.cast(self.mu, dtype, -np.inf)
-        high, low = _sums.square(_nonnegative(mu))
+        high, low = _sums.square(nonnegative(mu))
         return jnp.where(low < 0, _sums.down(high), high)
 
     def _delta_budget(self, dtype):
@@ -655,7 +467,7 @@ class GDPFilter(_Filter):
 
     def spent(self, state: FilterState) -> jax.Array:
         """The mu of what has been granted so far, rounded up: for display, not a guarantee."""
-        _require_state(state)
+        require_state(state)
         total = _sums.upper(state.spent)
         root = jnp.where(total > 0, jnp.sqrt(jnp.where(total > 0, total, 1.0)), jnp.where(total == 0, 0.0, jnp.nan))
         return jnp.where(lax.stop_gradient(root * root == total), root, _sums.up(root, 4.0))
@@ -667,7 +479,7 @@ class GDPFilter(_Filter):
 
 
 @node
-class BasicFilter(_Filter):
+class BasicFilter(Filter):
     """Grants queries while their epsilons add up to at most ``epsilon`` and their deltas to at most ``delta``.
 
     Better than ``ApproxDPFilter`` for a few large queries; which of the two is used must be decided beforehand.
@@ -695,11 +507,11 @@ class BasicFilter(_Filter):
     _keywords = ("epsilon",)
 
     def __post_init__(self):
-        _set(self, "epsilon", 0.0)
-        _set(self, "delta", 0.0, 1.0)
+        set_budget(self, "epsilon", 0.0)
+        set_budget(self, "delta", 0.0, 1.0)
 
     def _budget(self, dtype):
-        return _nonnegative(_sums.cast(self.epsilon, dtype, -np.inf))
+        return nonnegative(_sums.cast(self.epsilon, dtype, -np.inf))
 
     def _cost(self, keyword, x):
         return _sums.charge(x), jnp.zeros_like(x)
@@ -711,7 +523,7 @@ class BasicFilter(_Filter):
 
 
 @node
-class RogersFilter(_Filter):
+class RogersFilter(Filter):
     r"""The filter of Rogers, Roth, Ullman and Vadhan (2016), for comparison: never better than ``ApproxDPFilter``.
 
     Grants while :math:`\sum_m \epsilon_m\frac{e^{\epsilon_m}-1}2 + \sqrt{2\big(v + c\big)\big(1 +
@@ -740,8 +552,8 @@ class RogersFilter(_Filter):
     _keywords = ("epsilon",)
 
     def __post_init__(self):
-        _set(self, "epsilon", 0.0, low_open=True)
-        _set(self, "delta", 0.0, 1.0, low_open=True, high_open=True)
+        set_budget(self, "epsilon", 0.0, low_open=True)
+        set_budget(self, "delta", 0.0, 1.0, low_open=True, high_open=True)
 
     # The state's last axis holds the intrinsic time and the drift.
 
@@ -762,7 +574,7 @@ class RogersFilter(_Filter):
     def _bound(self, totals):
         dtype = totals.dtype
         epsilon = _sums.cast(self.epsilon, dtype, -np.inf)
-        log_inverse = -jnp.log(_inside(_sums.cast(self.delta, dtype, -np.inf)))
+        log_inverse = -jnp.log(inside(_sums.cast(self.delta, dtype, -np.inf)))
         c = epsilon * epsilon / (28.04 * log_inverse)
         time = totals[..., 0]
         square = 2 * (time + c) * (1 + jnp.log1p(time / c) / 2) * (log_inverse + math.log(2.0))
@@ -784,7 +596,7 @@ class RogersFilter(_Filter):
 
     def spent(self, state: FilterState) -> jax.Array:
         """The epsilon of what has been granted so far, by the filter's own rule: for display, not a guarantee."""
-        _require_state(state)
+        require_state(state)
         return self._bound(_sums.upper(state.spent))
 
     @property
@@ -803,139 +615,6 @@ def _pure_renyi(order: jax.Array, epsilon: jax.Array) -> jax.Array:
     return jnp.where(epsilon >= 0, _sums.up(value, 64.0), jnp.nan)
 
 
-def _largest(fits: Callable[[jax.Array], jax.Array], like: jax.Array) -> jax.Array:
-    """The largest float at which ``fits`` holds, elementwise, by bisection on the bits; 0 if none, NaN like ``like``."""
-    word = jnp.int64 if like.dtype == np.float64 else jnp.int32
-    number = lambda bits: lax.bitcast_convert_type(bits, like.dtype)
-    top = lax.bitcast_convert_type(jnp.full(like.shape, float(jnp.finfo(like.dtype).max), like.dtype), word)
-
-    def halve(_, ends):
-        low, high = ends  # fits(low), not fits(high)
-        middle = low + (high - low) // 2
-        ok = fits(number(middle))
-        return jnp.where(ok, middle, low), jnp.where(ok, high, middle)
-
-    low, _ = lax.fori_loop(0, jnp.iinfo(word).bits - 1, halve, (jnp.zeros_like(top), top))
-    return jnp.where(fits(jnp.zeros_like(like)), number(low), 0.0) + like
-
-
-def _require_state(state: Any) -> None:
-    if not isinstance(state, FilterState):
-        raise TypeError(f"state must come from this filter's init or request; got {type(state).__name__}.")
-
-
-def _widen(state: FilterState, batch: tuple[int, ...], shape: tuple[int, ...]) -> FilterState:
-    return FilterState(
-        jax.tree.map(lambda x: jnp.broadcast_to(x, shape), state.spent),
-        jax.tree.map(lambda x: jnp.broadcast_to(x, batch), state.delta),
-        jnp.broadcast_to(state.granted, batch),
-    )
-
-
-@jax.jit
-def _request(filt, state, mechanism, raw, delta, keyword):
-    pending, granted = filt._pending(state, mechanism, raw, delta, keyword.name)
-
-    def commit(new, old):
-        lift = granted.reshape(granted.shape + (1,) * (new.ndim - granted.ndim))
-        return jnp.where(lift, new, old)
-
-    return jax.tree.map(commit, pending, _widen(state, pending.granted.shape, pending.spent.high.shape)), granted
-
-
-@jax.jit
-def _would_exceed(filt, state, mechanism, raw, delta, keyword):
-    return ~filt._pending(state, mechanism, raw, delta, keyword.name)[1]
-
-
-@jax.jit
-def _remaining(filt, state):
-    dtype, keyword, budget = state.spent.high.dtype, filt._keywords[0], filt._budget(state.spent.high.dtype)
-    view = filt._request_axes
-    total = lambda x: _sums.add(state.spent, *filt._cost(keyword, x))
-    fits = lambda x: view(filt._fits_each(total(x), dtype))
-    x = lax.stop_gradient(_largest(fits, view(jnp.zeros_like(state.spent.high) + 0 * budget)))
-    used, slope = jax.jvp(lambda x: view(filt._used(total(x))), (x,), (jnp.ones_like(x),))
-    slope = lax.stop_gradient(slope)
-    gap = jnp.where(slope > 0, (view(budget) - used) / jnp.where(slope > 0, slope, 1.0), 0.0)
-    gap = jnp.where(jnp.isfinite(gap), gap, 0.0)
-    return x + (gap - lax.stop_gradient(gap))  # the value of x with the derivatives of the implicit function
-
-
-@jax.jit
-def _remaining_delta(filt, state):
-    budget = filt._delta_budget(state.delta.high.dtype)
-    fits = lambda x: _sums.at_most(_sums.add(state.delta, _sums.charge(x)), budget) & (x <= 1)
-    return lax.stop_gradient(_largest(fits, jnp.zeros_like(state.delta.high) + 0 * budget))
-
-
 def _pair(a: ArrayLike, b: ArrayLike) -> tuple[jax.Array, jax.Array]:
     dtype = _sums.default_dtype()
     return _sums.cast(a, dtype, -np.inf), _sums.cast(b, dtype, np.inf)
-
-
-def _rest(delta: ArrayLike, slack: ArrayLike | None, dtype: Any) -> jax.Array:
-    assert slack is not None
-    delta, slack = jnp.broadcast_arrays(_sums.cast(delta, dtype, -np.inf), _sums.cast(slack, dtype, -np.inf))
-    return jnp.where(slack <= delta, _sums.sub_down(delta, slack), jnp.nan)
-
-
-def _nonnegative(budget: jax.Array) -> jax.Array:
-    """A traced budget that is out of range becomes NaN, against which nothing fits."""
-    return jnp.where(budget >= 0, budget, jnp.nan)
-
-
-def _inside(slack: jax.Array) -> jax.Array:
-    """``slack`` where it is a probability that a logarithm can take, else NaN."""
-    return jnp.where((slack > 0) & (slack < 1), slack, jnp.nan)
-
-
-def _set(obj: Any, name: str, low: float, high: float = math.inf, **open_ends: bool) -> None:
-    """Checks a field and stores it as a float that JAX's default dtype can hold, rounded down (it is a budget)."""
-    value = _validate.number(name, getattr(obj, name))
-    _validate.in_range(name, value, low, high, **open_ends)
-    if not _validate.is_traced(value):
-        rounded = np.asarray(value).astype(_sums.default_dtype())
-        with np.errstate(under="ignore"):
-            rounded = np.where(rounded > value, np.nextafter(rounded, -np.inf, dtype=rounded.dtype), rounded)
-        if name == "order":  # not a budget: taken as it is
-            rounded = np.asarray(value)
-        value = np.asarray(rounded, np.float64)
-        value = float(value) if value.ndim == 0 else value
-    object.__setattr__(obj, name, value)
-
-
-def _set_slack(obj: Any) -> None:
-    if obj.slack is None:
-        object.__setattr__(obj, "slack", obj.delta / 2)
-    _set(obj, "slack", 0.0, 1.0, low_open=True, high_open=True)
-    _check_slack(obj.slack, obj.delta)
-
-
-def _check_slack(slack: Any, delta: Any) -> None:
-    if _validate.is_traced(slack) or _validate.is_traced(delta):
-        return
-    if np.any(np.asarray(slack) > np.asarray(delta)) or np.any(np.asarray(slack) <= 0):
-        raise ValueError(f"slack = {show(slack)}, but it must be a number in (0, delta], and delta = {show(delta)}.")
-
-
-def _or(names: tuple[str, ...]) -> str:
-    return " or ".join(f"{n}=" for n in names)
-
-
-def show(x: Any) -> str:
-    """A parameter for messages: short for numbers, by shape for large arrays."""
-    if _validate.is_traced(x):
-        return "<traced>"
-    if isinstance(x, str) or x is None:
-        return str(x)
-    array = np.asarray(x, dtype=object)
-    try:
-        array = np.asarray(x, dtype=np.float64)
-    except (TypeError, ValueError):
-        return repr(x)
-    if array.ndim == 0:
-        return f"{float(array):g}"
-    if array.size > 6:
-        return f"array(shape={array.shape}, min={array.min():g}, max={array.max():g})"
-    return "[" + ", ".join(f"{float(v):g}" for v in array.ravel()) + "]"

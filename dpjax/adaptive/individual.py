@@ -167,7 +167,7 @@ class IndividualFilter:
         fields = {name: getattr(self.filter, name) for name in self.filter.__dataclass_fields__}
         shared = np.ndim(fields.get("order", 0.0))  # axes of the budget that belong to the orders
         for name in ("budget", "rho", "mu", "delta", "slack"):
-            own = np.ndim(fields.get(name)) > (shared if name == "budget" else 0)
+            own = np.ndim(fields.get(name, 0.0)) > (shared if name == "budget" else 0)
             if own and np.shape(fields[name])[0] == self.num_examples:
                 fields[name] = jnp.asarray(fields[name])[rows]
         return _unchecked(type(self.filter), **fields)

@@ -9,7 +9,7 @@ pDP. :math:`(\epsilon, \delta)`-DP is not (``dpjax.conversions.dp_to_pdp`` says 
 are covered too, with :math:`\epsilon_n^2 = 2\rho_n`: their loss minus :math:`\rho_n` is sub-Gaussian with variance
 :math:`2\rho_n` by definition, which is all that the boundaries need.
 
-With the intrinsic time :math:`v = \sum_m \epsilon_m^2` and a boundary :math:`\psi` at :math:`\delta'` = ``slack``, every
+With the intrinsic time :math:`v = \sum_m \epsilon_m^2` and a boundary :math:`\psi` at :math:`\delta'` = ``slack``, each
 odometer here is
 
 .. math:: u = \tfrac v2 + \psi(v) + \log\frac1{1 - \sum_m\delta_m}, \qquad
@@ -17,10 +17,12 @@ odometer here is
 
 **The last term is not in the paper.** Theorem 3 of arXiv 2203.05481 bounds the mean of each loss by
 :math:`\frac12\epsilon_m^2`, which is right for pure DP. For pDP the good event may have probability 1 under one
-neighbour and :math:`1 - \delta_m` under the other, and then the loss can equal :math:`\epsilon_m = \log\frac1{1-\delta_m}`
-always: 100 such queries with :math:`\delta_m = 0.002` lose 0.2002 with certainty, while the printed filter odometer
-tuned to their v = 4.0e-4 shows 0.061 at :math:`\delta' = 0.01`. The mean is at most :math:`\frac12\epsilon_m^2 +
-\log\frac1{1-\delta_m}`, which gives the term. It is 0 for pure queries, and 1e-6 for a delta of 1e-6.
+neighbour and :math:`1 - \delta_m` under the other, and then the loss can always equal
+:math:`\epsilon_m = \log\frac1{1-\delta_m}`: 100 such queries with :math:`\delta_m = 0.002` lose 0.2002 with certainty,
+while the printed filter odometer tuned to their v = 4.0e-4 shows 0.061 at :math:`\delta' = 0.01`. The mean is at most
+:math:`\frac12\epsilon_m^2 + \log\frac1{1-\delta_m}` (the losses span :math:`2\epsilon_m` on the good event, whose two
+probabilities differ by a factor of at most :math:`1 - \delta_m`), which gives the term. It is 0 for pure queries, and
+1e-6 for a delta of 1e-6.
 
 =================== =========== ===========================================================================
 odometer            parameter   when
@@ -49,7 +51,7 @@ from jax.typing import ArrayLike
 from dpjax import _validate
 from dpjax._pytree import node, static
 from dpjax.adaptive import _costs, _sums, boundaries
-from dpjax.adaptive.filters import _check_slack, _Keyword, _rest, _set, show
+from dpjax.adaptive._filter import Keyword, check_slack, rest, set_budget, show
 from dpjax.mechanisms import Adjacency, Mechanism
 
 
@@ -84,11 +86,11 @@ class _Odometer:
         """Checks the fields that all odometers have."""
         _validate.one_of("method", self.method, ("published", "tight"))
         _costs.check_adjacency(self.adjacency)
-        _set(self, "delta", 0.0, 1.0, low_open=True, high_open=True)
+        set_budget(self, "delta", 0.0, 1.0, low_open=True, high_open=True)
         if self.slack is None:
             object.__setattr__(self, "slack", self.delta / 2)  # type: ignore[operator]
-        _set(self, "slack", 0.0, 1.0, low_open=True, high_open=True)
-        _check_slack(self.slack, self.delta)
+        set_budget(self, "slack", 0.0, 1.0, low_open=True, high_open=True)
+        check_slack(self.slack, self.delta)
 
     def _positive(self, *names: str, low: float = 0.0) -> None:
         for name in names:
@@ -112,7 +114,12 @@ class _Odometer:
         return OdometerState(_sums.zeros(shape, dtype), _sums.zeros(shape, dtype), drift)
 
     def update(
-        self, state: OdometerState, mechanism: Mechanism | None = None, *, delta: ArrayLike | None = None, **cost: ArrayLike
+        self,
+        state: OdometerState,
+        mechanism: Mechanism | None = None,
+        *,
+        delta: ArrayLike | None = None,
+        **cost: ArrayLike,
     ) -> OdometerState:
         """Records one query that was run.
 
@@ -139,14 +146,14 @@ class _Odometer:
         if mechanism is not None:
             if cost:
                 raise TypeError("give a mechanism or one of epsilon=, rho= or mu=, not both.")
-            return _update(self, state, _costs.prepare(mechanism, dtype), None, delta, _Keyword(None))
+            return _update(self, state, _costs.prepare(mechanism, dtype), None, delta, Keyword(None))
         if len(cost) != 1 or not set(cost) <= {"epsilon", "rho", "mu"}:
             got = ", ".join(cost) if cost else "none"
             raise TypeError(f"update takes a mechanism or exactly one of epsilon=, rho= or mu=; got {got}.")
         ((keyword, raw),) = cost.items()
         raw = _validate.number(keyword, raw)
         _validate.in_range(keyword, raw, 0.0)
-        return _update(self, state, None, _sums.cast(raw, dtype, np.inf), delta, _Keyword(keyword))
+        return _update(self, state, None, _sums.cast(raw, dtype, np.inf), delta, Keyword(keyword))
 
     def bound(self, state: OdometerState) -> jax.Array:
         """The bound on the privacy loss of everything so far, in nats, rounded up; differentiable."""
@@ -221,8 +228,10 @@ class _Odometer:
 
 @node
 class FilterOdometer(_Odometer):
-    r"""The linear boundary, tuned to a target: :math:`\frac v2 + \frac12\sqrt{2y\log\frac1{\delta'}} +
-    \frac v2\sqrt{2\log(\frac1{\delta'})/y}` with :math:`y = y^*(\epsilon)`.
+    r"""The linear boundary, tuned to a target.
+
+    .. math:: u^F = \frac v2 + \frac12\sqrt{2y\log\tfrac1{\delta'}} + \frac v2\sqrt{\tfrac2y\log\tfrac1{\delta'}},
+              \qquad y = y^*(\epsilon)
 
     It touches advanced composition where that reaches ``epsilon`` and lies above it everywhere else. (The circulated
     text misprints :math:`y^*`; see ``boundaries.advanced_composition_time``.)
@@ -489,7 +498,7 @@ def _show(odo, state):
     dtype = state.time.high.dtype
     drift = None if state.drift is None else _sums.upper(state.drift)
     value = odo._upper_bound(_sums.upper(state.time), drift, _sums.upper(state.delta))
-    budget = _rest(odo.delta, odo.slack, dtype)
+    budget = rest(odo.delta, odo.slack, dtype)
     value = jnp.where(_sums.at_most(state.delta, budget) | jnp.isnan(value), value, jnp.inf)
     return jnp.where(jnp.isnan(budget), jnp.nan, value)
 
@@ -497,7 +506,7 @@ def _show(odo, state):
 @jax.jit
 def _at(odo, v, delta_spent):
     value = odo._upper_bound(v, None, delta_spent)
-    budget = _rest(odo.delta, odo.slack, v.dtype)
+    budget = rest(odo.delta, odo.slack, v.dtype)
     value = jnp.where((delta_spent <= budget) | jnp.isnan(value), value, jnp.inf)
     return jnp.where(jnp.isnan(budget), jnp.nan, value)
 

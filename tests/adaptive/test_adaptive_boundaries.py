@@ -103,7 +103,7 @@ def test_line_touches_advanced_composition_at_its_target(f64):
     for epsilon in (0.1, 1.0, 5.0):
         for delta in (1e-3, 1e-10):
             y = b.advanced_composition_time(epsilon, delta)
-            line = lambda v: v / 2 + b.linear(v, delta, y)
+            line = lambda v, delta=delta, y=y: v / 2 + b.linear(v, delta, y)
             np.testing.assert_allclose(line(y), epsilon, rtol=1e-13)
             np.testing.assert_allclose(jax.grad(line)(y), jax.grad(b.advanced_composition)(y, delta), rtol=1e-12)
             v = y * np.geomspace(1e-4, 1e4, 401)

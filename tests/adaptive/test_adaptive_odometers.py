@@ -58,7 +58,7 @@ def test_reference_values(x64, row_odometers):
 def test_rogers_reference(x64, row_odometer_rogers):
     row = row_odometer_rogers
     d, each, rtol = float(row["delta_prime"]), float(row["eps_each"]), 1e-13 if x64 else 1e-5
-    if row["n"] * each**2 == 1:  # the bound jumps at v = 1, and 400 squares of the float 0.05 are a little more
+    if abs(row["n"] * each**2 - 1) < 1e-9:  # the bound jumps at v = 1, and 400 squares of the float 0.05 are a little more
         each, rtol = each * (1 - 1e-6), 1e-5
     odo = RogersOdometer(d, row["dataset_size"], slack=d)
     np.testing.assert_allclose(odo.trajectory(jnp.full(row["n"], each))[-1], float(row["uR"]), rtol=rtol)
@@ -84,8 +84,8 @@ def formula(name, v, slack, drift=None):
         return v / 2 + mp.findroot(level, mp.sqrt(2 * mp.log((big_k + 1) / 2))) * mp.sqrt(v + g)
     v0 = mp.mpf(float(jnp.asarray(0.01)))
     if name == "stitched":
-        psi = lambda v: mp.mpf("1.7") * mp.sqrt(
-            v * (mp.log(mp.log(2 * v / v0)) + mp.mpf("0.72") * mp.log(mp.mpf("5.2") / slack))
+        psi = lambda v: (
+            mp.mpf("1.7") * mp.sqrt(v * (mp.log(mp.log(2 * v / v0)) + mp.mpf("0.72") * mp.log(mp.mpf("5.2") / slack)))
         )
         middle = v0 * mp.sqrt(2)
         return v / 2 + (psi(v) if v >= v0 else psi(v0) * (v + middle) / (v0 + middle))
@@ -190,8 +190,10 @@ def test_filter_odometer_touches_advanced_composition(f64):
             np.testing.assert_allclose(
                 jax.grad(odo.at)(y), jax.grad(boundaries.advanced_composition)(y, slack), rtol=1e-12
             )
-            assert np.all(odo.at(y * np.geomspace(1e-3, 1e3, 61)) >= boundaries.advanced_composition(
-                y * np.geomspace(1e-3, 1e3, 61), slack))
+            assert np.all(
+                odo.at(y * np.geomspace(1e-3, 1e3, 61))
+                >= boundaries.advanced_composition(y * np.geomspace(1e-3, 1e3, 61), slack)
+            )
 
 
 def test_figures_of_the_paper(f64):
@@ -246,7 +248,12 @@ def test_jax_citizenship(x64, name):
 def test_derivatives(f64, name):
     """In the per-step epsilons and in the free parameters, forward and reverse, against differences."""
     odo = ODOMETERS[name]()
-    parameters = {"filter": ("epsilon", 1.0), "rogers": ("dataset_size", 1e4), "stitched": ("v0", 0.01), "unrounded": ("v0", 0.01)}
+    parameters = {
+        "filter": ("epsilon", 1.0),
+        "rogers": ("dataset_size", 1e4),
+        "stitched": ("v0", 0.01),
+        "unrounded": ("v0", 0.01),
+    }
     field, value = parameters.get(name, ("gamma", 0.1))
     rest = {k: getattr(odo, k) for k in ("form", "s", "eta", "below_v0", "method") if hasattr(odo, k)}
 
@@ -322,7 +329,7 @@ def test_bad_traced_values_give_nan(x64):
         return odo.bound(odo.update(state, epsilon=0.1))  # for good
 
     assert all(np.isnan(after(e, d)) for e, d in ((-0.1, 0.0), (math.nan, 0.0)))
-    assert not np.isfinite(after(0.1, -1.0)) and not np.isfinite(after(0.1, math.nan)) and not np.isfinite(after(0.1, 2.0))
+    assert not any(np.isfinite(after(0.1, d)) for d in (-1.0, math.nan, 2.0))
     made = jax.jit(lambda d, g, s: MixtureOdometer(d, g, s).at(1.0))
     for bad in ((-1e-6, 0.1, 1e-7), (1e-6, -0.1, 1e-7), (1e-6, 0.1, 1e-5), (1e-6, 0.1, 0.0), (1e-6, math.nan, 1e-7)):
         assert np.isnan(made(*bad))
