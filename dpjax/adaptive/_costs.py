@@ -95,10 +95,8 @@ def cost(mechanism: Any, unit: str, adjacency: Adjacency, dtype: Any, order: jax
         length = _schedule_length(mechanism)
         axis = mechanism.axis
         if high.ndim == 0 or high.shape[axis] == 1:
-            return _times(
-                (high if high.ndim == 0 else high.squeeze(axis), low if low.ndim == 0 else low.squeeze(axis)),
-                jnp.asarray(length, dtype),
-            )
+            one = (high, low) if high.ndim == 0 else (high.squeeze(axis), low.squeeze(axis))
+            return _times(one, jnp.asarray(length, dtype))
         high, low = jnp.moveaxis(high, axis, 0), jnp.moveaxis(low, axis, 0)
         add = lambda total, pair: (_sums.add(total, *pair), None)
         return _as_pair(jax.lax.scan(add, _sums.zeros(high.shape[1:], dtype), (high, low))[0])
@@ -108,7 +106,9 @@ def cost(mechanism: Any, unit: str, adjacency: Adjacency, dtype: Any, order: jax
         if unit == "mu_squared":
             return _single(_sums.ratio_of_square(squared, sigma))
         rho = _sums.ratio_of_square(squared / 2, sigma)
-        return _single(rho) if unit == "rho" else _times(_single(rho), order)
+        if order is None:
+            return _single(rho)
+        return _times(_single(rho), order)
     if isinstance(mechanism, mechanisms.PoissonSampled):
         return _sampled(mechanism, unit, adjacency, dtype, order)
     raise TypeError(f"no {_NAMES[unit]} is known for {type(mechanism).__name__}; give the cost by keyword instead.")

@@ -97,10 +97,10 @@ class Filter:
         event = self._event_shape()
         if shape is None:
             budget = jax.eval_shape(lambda f: jnp.zeros(()) + f._budget(dtype) + f._delta_shape(event), self).shape
-            shape = budget[: len(budget) - len(event)]
-        return FilterState(
-            _sums.zeros((*shape, *event), dtype), _sums.zeros(tuple(shape), dtype), jnp.zeros(shape, jnp.int32)
-        )
+            batch = tuple(budget[: len(budget) - len(event)])
+        else:
+            batch = tuple(shape)
+        return FilterState(_sums.zeros((*batch, *event), dtype), _sums.zeros(batch, dtype), jnp.zeros(batch, jnp.int32))
 
     def _delta_shape(self, event: tuple[int, ...]) -> jax.Array:
         delta = self._delta_budget(_sums.default_dtype())
@@ -188,7 +188,7 @@ class Filter:
             valid = jnp.all(jnp.broadcast_to(valid, shape), axis=-1)
         ok = valid & (delta >= 0) & (delta <= 1)
         ok_wide = ok.reshape(ok.shape + (1,) * len(event))
-        shape = jnp.broadcast_shapes(high.shape, state.spent.high.shape, ok_wide.shape)
+        shape: Any = jnp.broadcast_shapes(high.shape, state.spent.high.shape, ok_wide.shape)
         # Selecting on ok also keeps compilers from fusing the product into the sum, which must be split exactly.
         high = jnp.where(ok_wide, jnp.broadcast_to(high, shape), 0.0)
         low = jnp.where(ok_wide, jnp.broadcast_to(low, shape), 0.0)

@@ -65,17 +65,16 @@ def poisson_gaussian_renyi(
     plain = jnp.where((sigma == 0) | (plain == 0), plain, _sums.up(plain))
     # The kernel sees only arguments for which all its logarithms exist; limits are taken afterwards.
     regular = ok & (q > 0) & (q < 1) & (plain > 0) & (plain < jnp.inf)
-    safe = tuple(jnp.where(regular, x, stand_in) for x, stand_in in ((order, 2.0), (sigma, 1.0), (q, 0.5)))
-    convex = _convex_bound(*safe)
-    if direction == "both":
-        value = jnp.maximum(_bounded(*safe, True, convex), _bounded(*safe, False, convex))
-    else:
-        value = _bounded(*safe, direction == "remove", convex)
+    safe_order, safe_sigma = jnp.where(regular, order, 2.0), jnp.where(regular, sigma, 1.0)
+    safe_q = jnp.where(regular, q, 0.5)
+    convex = _convex_bound(safe_order, safe_sigma, safe_q)
+    bounded = lambda remove: _bounded(safe_order, safe_sigma, safe_q, remove, convex)
+    value = jnp.maximum(bounded(True), bounded(False)) if direction == "both" else bounded(direction == "remove")
     limit = jnp.where(q == 0, 0.0, plain)
     return jnp.where(ok, jnp.where(regular, jnp.minimum(value, limit), limit), jnp.nan)
 
 
-def _convex_bound(order, sigma, q):
+def _convex_bound(order: jax.Array, sigma: jax.Array, q: jax.Array) -> jax.Array:
     """From E[r^e] <= 1 - q + q E[e^(e y)], r^e being convex in r."""
     exponent = _sums.up(order * (order - 1) / (2 * sigma * sigma), 8.0)
     small = jnp.minimum(exponent, 30.0)
@@ -83,13 +82,13 @@ def _convex_bound(order, sigma, q):
     return _sums.up(log_moment / (order - 1), 16.0)
 
 
-def _bounded(order, sigma, q, remove: bool, convex):
+def _bounded(order: jax.Array, sigma: jax.Array, q: jax.Array, remove: bool, convex: jax.Array) -> jax.Array:
     kernel: Any = jnp.vectorize(lambda a, s, p: _quadrature(a, s, p, remove))
     value = kernel(order, sigma, q)
     return jnp.where(value <= convex, value, convex)  # also where the certificate overflowed to NaN
 
 
-def _quadrature(order, sigma, q, remove: bool):
+def _quadrature(order: jax.Array, sigma: jax.Array, q: jax.Array, remove: bool) -> jax.Array:
     """The certified sum for scalars; infinite if the grid is too coarse."""
     dtype = order.dtype
     eps = float(jnp.finfo(dtype).eps)

@@ -514,7 +514,7 @@ def _at(odo, v, delta_spent):
 @jax.jit
 def _trajectory(odo, state, epsilon, delta):
     def step(state, query):
-        state = _advance(odo, state, None, *query, "epsilon")
+        state = _advance(odo, state, None, query[0], query[1], "epsilon")
         return state, state
 
     # The states first and the bounds afterwards, vectorised: measured 0.16 s for 1e6 steps in float32 against 0.86 s

@@ -13,6 +13,13 @@ def x64(request):
 
 
 @pytest.fixture
+def f32():
+    """Runs the test with JAX's 64-bit flag off."""
+    with jax.enable_x64(False):
+        yield
+
+
+@pytest.fixture
 def f64():
     """Runs the test with JAX's 64-bit flag on."""
     with jax.enable_x64(True):

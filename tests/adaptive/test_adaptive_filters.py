@@ -228,7 +228,7 @@ def test_both_forms_of_theorem_two_agree(x64):
         assert bool(granted)
 
 
-def test_units_agree(x64):
+def test_units_agree(f32):
     """epsilon and rho = epsilon^2/2 cost the same; for the Renyi filter epsilon costs what randomised response has."""
     for filt in (ZCDPFilter(0.3), ApproxDPFilter(3.0, 1e-5)):
         a, _ = filt.request(filt.init(), epsilon=0.25)
@@ -285,7 +285,7 @@ def test_guarantees_in_dp_terms(f64):
     )
 
 
-def test_tight_grants_more_and_rogers_less(x64):
+def test_tight_grants_more_and_rogers_less(f32):
     ours = ApproxDPFilter(1.0, 1e-6)
     tight = ApproxDPFilter(1.0, 1e-6, method="tight")
     old = RogersFilter(1.0, 1e-6)
@@ -308,7 +308,7 @@ def test_rogers_2016(f64):
     assert bound <= target and filt.remaining(state).shape == ()
 
 
-def test_adaptive_dp_sgd_in_a_compiled_loop(x64):
+def test_adaptive_dp_sgd_in_a_compiled_loop(f32):
     """The noise follows what was seen; the filter stops the training inside the loop."""
     filt = RenyiFilter.for_dp(2.0, 1e-5, [4.0, 8.0, 16.0], slack=1e-5)
 
@@ -391,7 +391,7 @@ def test_derivative_of_remaining(f64):
     np.testing.assert_allclose(jax.grad(left, (0, 1))(1.0, 0.1), jax.grad(closed, (0, 1))(1.0, 0.1), rtol=1e-8)
 
 
-def test_adjacency(x64):
+def test_adjacency(f64):
     replace = ZCDPFilter(1.0, adjacency=Adjacency.REPLACE_ONE)
     state, _ = replace.request(replace.init(), mech.Gaussian(2.0))
     assert float(replace.spent(state)) == 0.5
@@ -401,7 +401,7 @@ def test_adjacency(x64):
     assert spent[0] < spent[1] == spent[2]
 
 
-def test_batched_parameters(x64):
+def test_batched_parameters(f32):
     filt = ZCDPFilter(rho=np.array([0.1, 0.2, 0.3]))
     state = filt.init()
     assert state.spent.high.shape == (3,)
@@ -485,7 +485,7 @@ def test_bad_traced_parameters_refuse_everything(x64):
     assert bool(zcdp(1.0)[0]) and bool(approx(1.0, 1e-5, 1e-5)[0]) and bool(renyi(2.0, 1.0)[0])
 
 
-def test_reprs_state_the_guarantee(x64):
+def test_reprs_state_the_guarantee(f32):
     assert repr(ZCDPFilter(0.5)).endswith("0-approximate 0.5-zCDP")
     assert repr(ApproxDPFilter(3.0, 1e-5)).endswith("(3, 1e-05)-DP")
     assert "(8, 1.5)-RDP" in repr(RenyiFilter(8.0, 1.5))

@@ -24,7 +24,7 @@ def test_each_example_stops_on_its_own(x64):
     np.testing.assert_allclose(individual.remaining(state), [0, 2.75, 4, 0, 0], rtol=1e-6, atol=1e-6)
 
 
-def test_agrees_with_one_filter_per_example(x64):
+def test_agrees_with_one_filter_per_example(f64):
     filt = GDPFilter(0.8)
     individual = IndividualFilter(filt, N)
     norms = np.random.default_rng(0).uniform(0, 1, (6, N)).astype(np.float32)
@@ -47,7 +47,7 @@ def test_costs_are_never_understated(x64):
     assert np.all(spent >= truth * (1 - 1e-15)) and np.all(spent <= truth * (1 + 1e-5))
 
 
-def test_minibatches(x64):
+def test_minibatches(f32):
     individual = IndividualFilter(GDPFilter(1.0), N)
     ask = lambda state, indices: individual.request(state, indices=jnp.asarray(indices), mu=jnp.full(len(indices), 0.5))
     state, mask = ask(individual.init(), [3, 0, 3, -1, N, 7])
@@ -61,7 +61,7 @@ def test_minibatches(x64):
     np.testing.assert_allclose(individual.spent(state), [0.5, 1.0, 0, 1.0, 0])
 
 
-def test_own_budgets(x64):
+def test_own_budgets(f32):
     individual = IndividualFilter(GDPFilter(np.array([0.5, 1.0, 1.0, 0.0, 2.0])), N)
     state, mask = individual.request(individual.init(), mu=1.0)
     assert mask.tolist() == [False, True, True, False, True]
@@ -72,7 +72,7 @@ def test_own_budgets(x64):
     assert mask.tolist() == [False, True]
 
 
-def test_nan_norms_are_refused(x64):
+def test_nan_norms_are_refused(f32):
     individual = IndividualFilter(GDPFilter(1.0), 3)
     ask = jax.jit(lambda s, n: individual.request_norms(s, n, noise_std=2.0))
     state, mask = ask(individual.init(), jnp.asarray([jnp.nan, -1.0, 1.0]))
@@ -80,7 +80,7 @@ def test_nan_norms_are_refused(x64):
     assert individual.spent(state).tolist() == [0.0, 0.0, 0.5]
 
 
-def test_inside_a_training_step(x64):
+def test_inside_a_training_step(f32):
     """A compiled loop: clip, ask, mask, add noise."""
     data = jnp.asarray(np.random.default_rng(0).normal(size=(32, 3)))
     individual = IndividualFilter(GDPFilter(1.0), 32)
@@ -104,7 +104,7 @@ def test_inside_a_training_step(x64):
     assert 15 < int(masks.sum(0).min()) < 40 and bool(masks[0].all())
 
 
-def test_sampled_steps(x64):
+def test_sampled_steps(f32):
     individual = IndividualFilter(RenyiFilter(8.0, 1.0), N)
     plain, _ = individual.request_norms(individual.init(), jnp.ones(N), 1.0)
     sampled, mask = individual.request_norms(individual.init(), jnp.ones(N), 1.0, sampling_probability=0.01)

@@ -58,7 +58,9 @@ def test_reference_values(x64, row_odometers):
 def test_rogers_reference(x64, row_odometer_rogers):
     row = row_odometer_rogers
     d, each, rtol = float(row["delta_prime"]), float(row["eps_each"]), 1e-13 if x64 else 1e-5
-    if abs(row["n"] * each**2 - 1) < 1e-9:  # the bound jumps at v = 1, and 400 squares of the float 0.05 are a little more
+    if (
+        abs(row["n"] * each**2 - 1) < 1e-9
+    ):  # the bound jumps at v = 1, and 400 squares of the float 0.05 are a little more
         each, rtol = each * (1 - 1e-6), 1e-5
     odo = RogersOdometer(d, row["dataset_size"], slack=d)
     np.testing.assert_allclose(odo.trajectory(jnp.full(row["n"], each))[-1], float(row["uR"]), rtol=rtol)

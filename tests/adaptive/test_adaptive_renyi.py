@@ -67,13 +67,13 @@ def test_never_below_the_truth_in_many_settings(x64, remove):
         assert mp.mpf(float(v)) >= truth(a, s, p, remove)
 
 
-def test_coarse_grids_fall_back_to_convexity(x64):
+def test_coarse_grids_fall_back_to_convexity(f32):
     value = float(poisson_gaussian_renyi(jnp.asarray(200.0), jnp.asarray(0.05), jnp.asarray(1e-3)))
     exponent = 200 * 199 / (2 * 0.05**2)
     assert np.isfinite(value) and value <= (exponent + np.log(1e-3)) / 199 * (1 + 1e-5)
 
 
-def test_limits(x64):
+def test_limits(f64):
     f = lambda a, s, q: float(poisson_gaussian_renyi(*map(jnp.asarray, (float(a), float(s), float(q)))))
     assert f(2, 1, 0) == 0 and f(2, np.inf, 0.5) == 0 and f(2, 0, 0.5) == np.inf and f(2, 0, 0) == 0
     np.testing.assert_allclose(f(3, 2, 1), 3 / 8, rtol=1e-6)
@@ -112,7 +112,7 @@ def test_gaussian_costs(x64):
         assert exact * (1 - 1e-15) <= value(cost(mech.Gaussian(sigma), "rho")) <= exact * (1 + 1e-5)
 
 
-def test_costs_add_over_compositions(x64):
+def test_costs_add_over_compositions(f32):
     one = mech.Gaussian(2.0)
     assert value(cost(one * 4, "mu_squared")) == 1.0
     assert value(cost(one * 4 + one, "mu_squared")) == 1.25
