@@ -29,11 +29,13 @@ class FilterState:
       spent: the costs granted so far, in the filter's unit.
       delta: the deltas granted so far.
       granted: how many requests were granted (int32, saturating).
+      kind: the class of the filter, which alone knows the unit; part of the structure, not a leaf.
     """
 
     spent: _sums.Sum
     delta: _sums.Sum
     granted: jax.Array
+    kind: str = static()
 
 
 @node
@@ -100,7 +102,12 @@ class Filter:
             batch = tuple(budget[: len(budget) - len(event)])
         else:
             batch = tuple(shape)
-        return FilterState(_sums.zeros((*batch, *event), dtype), _sums.zeros(batch, dtype), jnp.zeros(batch, jnp.int32))
+        return FilterState(
+            _sums.zeros((*batch, *event), dtype),
+            _sums.zeros(batch, dtype),
+            jnp.zeros(batch, jnp.int32),
+            type(self).__name__,
+        )
 
     def _delta_shape(self, event: tuple[int, ...]) -> jax.Array:
         delta = self._delta_budget(_sums.default_dtype())
@@ -140,23 +147,23 @@ class Filter:
         filter's parameters (implicitly). For a vector of orders, order by order; 0 where an order is used up. NaN if
         the filter's parameters are invalid.
         """
-        require_state(state)
+        require_state(self, state)
         return _remaining(self, state)
 
     def remaining_delta(self, state: FilterState) -> jax.Array:
         """What is left for the mechanisms' own deltas; requesting it is granted."""
-        require_state(state)
+        require_state(self, state)
         return _remaining_delta(self, state)
 
     def spent(self, state: FilterState) -> jax.Array:
         """What has been granted so far, in the budget's own unit, rounded up: for display, not a guarantee."""
-        require_state(state)
+        require_state(self, state)
         return _sums.upper(state.spent)
 
     # Shared machinery. Everything concrete is checked and rounded in _prepare; the rest is compiled once per filter.
 
     def _prepare(self, state, mechanism, delta, cost) -> tuple[Any, jax.Array | None, jax.Array, Keyword]:
-        require_state(state)
+        require_state(self, state)
         dtype = state.spent.high.dtype
         delta = _sums.cast(_validate.number("delta", delta), dtype, np.inf)
         if mechanism is not None:
@@ -199,6 +206,7 @@ class Filter:
             _sums.add(wide.spent, high, low),
             _sums.add(wide.delta, charged),
             jnp.minimum(wide.granted, np.iinfo(np.int32).max - 1) + 1,
+            wide.kind,
         )
         fits = self._combine(self._fits_each(pending.spent, dtype))
         return pending, ok & fits & _sums.at_most(pending.delta, self._delta_budget(dtype))
@@ -234,9 +242,11 @@ def _largest(fits: Callable[[jax.Array], jax.Array], like: jax.Array) -> jax.Arr
     return jnp.where(fits(jnp.zeros_like(like)), number(low), 0.0) + like
 
 
-def require_state(state: Any) -> None:
-    if not isinstance(state, FilterState):
-        raise TypeError(f"state must come from this filter's init or request; got {type(state).__name__}.")
+def require_state(filt: Any, state: Any) -> None:
+    """Raises TypeError unless ``state`` came from a filter of the same class."""
+    if not isinstance(state, FilterState) or state.kind != type(filt).__name__:
+        got = f"one of {state.kind}" if isinstance(state, FilterState) else type(state).__name__
+        raise TypeError(f"state must come from this filter's init or request; got {got}.")
 
 
 def _widen(state: FilterState, batch: tuple[int, ...], shape: tuple[int, ...]) -> FilterState:
@@ -244,6 +254,7 @@ def _widen(state: FilterState, batch: tuple[int, ...], shape: tuple[int, ...]) -
         jax.tree.map(lambda x: jnp.broadcast_to(x, shape), state.spent),
         jax.tree.map(lambda x: jnp.broadcast_to(x, batch), state.delta),
         jnp.broadcast_to(state.granted, batch),
+        state.kind,
     )
 
 

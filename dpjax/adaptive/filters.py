@@ -405,7 +405,7 @@ class ApproxDPFilter(Filter):
 
     def spent(self, state: FilterState) -> jax.Array:
         """The epsilon of what has been granted so far, by the filter's own rule: for display, not a guarantee."""
-        require_state(state)
+        require_state(self, state)
         time = _sums.upper(state.spent)
         slack = inside(_sums.cast(self.slack, time.dtype, -np.inf))
         return conversions.zcdp_to_dp(time / 2, slack, self.method)
@@ -467,7 +467,7 @@ class GDPFilter(Filter):
 
     def spent(self, state: FilterState) -> jax.Array:
         """The mu of what has been granted so far, rounded up: for display, not a guarantee."""
-        require_state(state)
+        require_state(self, state)
         total = _sums.upper(state.spent)
         root = jnp.where(total > 0, jnp.sqrt(jnp.where(total > 0, total, 1.0)), jnp.where(total == 0, 0.0, jnp.nan))
         return jnp.where(lax.stop_gradient(root * root == total), root, _sums.up(root, 4.0))
@@ -596,7 +596,7 @@ class RogersFilter(Filter):
 
     def spent(self, state: FilterState) -> jax.Array:
         """The epsilon of what has been granted so far, by the filter's own rule: for display, not a guarantee."""
-        require_state(state)
+        require_state(self, state)
         return self._bound(_sums.upper(state.spent))
 
     @property

@@ -137,7 +137,7 @@ class _Odometer:
           TypeError: not exactly one cost, an unknown one, or ``delta`` beside anything but ``epsilon``.
           ValueError: a concrete parameter is out of range.
         """
-        _require_state(state)
+        _require_state(self, state)
         dtype = state.time.high.dtype
         if delta is not None and "epsilon" not in cost:
             raise TypeError("delta goes with epsilon only: an odometer needs (epsilon, delta)-pDP or pure zCDP.")
@@ -157,7 +157,7 @@ class _Odometer:
 
     def bound(self, state: OdometerState) -> jax.Array:
         """The bound on the privacy loss of everything so far, in nats, rounded up; differentiable."""
-        _require_state(state)
+        _require_state(self, state)
         return _bound(self, state)
 
     def at(self, v: ArrayLike, delta_spent: ArrayLike = 0.0) -> jax.Array:
@@ -446,8 +446,8 @@ class RogersOdometer(_Odometer):
         return super().at(v, delta_spent)
 
 
-def _require_state(state: Any) -> None:
-    if not isinstance(state, OdometerState):
+def _require_state(odo: Any, state: Any) -> None:
+    if not isinstance(state, OdometerState) or (state.drift is not None) != odo._own_drift:
         raise TypeError(f"state must come from this odometer's init or update; got {type(state).__name__}.")
 
 

@@ -446,13 +446,18 @@ def test_bad_concrete_arguments_raise(call, message):
         (lambda f, s: f.request(s, 0.1), "mechanism must be a dpjax mechanism"),
         (lambda f, s: f.request(s, mech.PoissonSampled(0.1, mech.Gaussian(1.0))), "use RenyiFilter"),
         (lambda f, s: f.request(FilterOdometer(1e-6, 1.0).init(), rho=1.0), "state must come from this filter"),
-        (lambda f, s: BasicFilter(1.0, 0.0).request(s, mech.Gaussian(1.0)), "by keyword only"),
+        (lambda f, s: GDPFilter(1.0).request(s, mu=0.1), "got one of ZCDPFilter"),
+        (lambda f, s: _basic().request(_basic().init(), mech.Gaussian(1.0)), "by keyword only"),
     ],
 )
 def test_misuse_raises(call, message):
     filt = ZCDPFilter(1.0)
     with pytest.raises(TypeError, match=message):
         call(filt, filt.init())
+
+
+def _basic():
+    return BasicFilter(1.0, 0.0)
 
 
 def test_bad_traced_parameters_refuse_everything(x64):
