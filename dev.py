@@ -22,17 +22,21 @@ import re
 import shutil
 import subprocess
 import sys
+from typing import NoReturn
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
 OLDEST = (3, 11)
+NEEDED = "Python {}.{} or newer".format(*OLDEST)
 WINDOWS = os.name == "nt"
 
-EXTRAS = {"quickstart": ["cli", "plot"], "test": ["test"], "docs": ["notebooks"], "lint": ["lint", "test"]}
+EXTRAS = {"quickstart": ["cli", "plot"], "test": ["test"], "docs": ["plot"], "lint": ["lint", "test"]}
 
 
 def main():
     """Runs the task named on the command line; exits with its status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("task", choices=[*EXTRAS, "pythons"])
     parser.add_argument("--devices", type=int, help="test: pretend that the CPU is this many devices")
     args, rest = parser.parse_known_args()
@@ -67,10 +71,10 @@ def docs(python, args, rest):
 
 
 def lint(python, args, rest):
-    """Style and types."""
-    run(python, "-m", "ruff", "check", ".")
-    run(python, "-m", "ruff", "format", "--check", ".")
-    run(python, "-m", "pyright", "--pythonpath", python)
+    """Style and types; all of it, so that one run reports everything."""
+    commands = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["pyright", "--pythonpath", python]]
+    statuses = [subprocess.call([python, "-m", *command]) for command in commands]
+    sys.exit(1 if any(statuses) else 0)
 
 
 def run(*command):
@@ -83,9 +87,10 @@ def run(*command):
 def environment(extras):
     """Returns the interpreter of a virtual environment in which dpjax is installed with ``extras``."""
     base, version = choose_interpreter()
+    dotted = "{}.{}".format(*version)
     folder = ".venv"
     if os.path.isdir(folder) and venv_version(folder) not in (None, version):
-        folder = f".venv-{version[0]}.{version[1]}"
+        folder = f".venv-{dotted}"
     python = os.path.join(ROOT, venv_python(folder))
     stamp_file = os.path.join(folder, "dpjax-stamp.json")
     with open("pyproject.toml", "rb") as f:
@@ -97,12 +102,18 @@ def environment(extras):
     if usable and stamp == fresh and set(extras) <= set(known):
         return python
     if not usable:
-        say(f"Making {folder} with Python {version[0]}.{version[1]} ({base})")
+        if os.path.isdir(folder) and not os.path.exists(stamp_file):
+            fail(
+                f"{folder} was not made by dev.py and is no environment with Python {dotted} and pip; please remove it."
+            )
+        say(f"Making {folder} with Python {dotted} ({base})")
         shutil.rmtree(folder, ignore_errors=True)
+        os.mkdir(folder)
+        write_json(stamp_file, {})  # marks the folder as ours, should this be interrupted
         if subprocess.call([base, "-m", "venv", folder]):
             fail(
-                "this Python cannot make a virtual environment (on Debian and Ubuntu: apt install python3-venv), "
-                "or set PYTHON to one that can."
+                "this Python cannot make a virtual environment (on Debian and Ubuntu: apt install python3-venv); "
+                "PYTHON=... names another."
             )
     wanted = sorted({*known, *extras})
     names = ",".join(wanted)
@@ -110,8 +121,7 @@ def environment(extras):
     pip = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--editable"]
     if subprocess.call([*pip, f".[{names}]"]):
         fail("pip could not install dpjax; its message is above.")
-    with open(stamp_file, "w") as f:
-        json.dump({**fresh, "extras": wanted}, f)
+    write_json(stamp_file, {**fresh, "extras": wanted})
     return python
 
 
@@ -122,15 +132,13 @@ def choose_interpreter():
         path = shutil.which(asked) or asked
         version = interpreter_version(path)
         if version is None or version < OLDEST:
-            fail(
-                f"PYTHON={asked} is not a Python {OLDEST[0]}.{OLDEST[1]} or newer that can make a virtual environment."
-            )
+            fail(f"PYTHON={asked} is not {NEEDED} that can make a virtual environment.")
         return path, version
     if sys.version_info[:2] >= OLDEST:
         return sys.executable, sys.version_info[:2]
     found = supported_interpreters()
     if not found:
-        fail(f"needs Python {OLDEST[0]}.{OLDEST[1]} or newer, and found none.")
+        fail(f"needs {NEEDED}, and found none.")
     return found[max(found)], max(found)
 
 
@@ -190,12 +198,18 @@ def read_json(path):
         return {}
 
 
+def write_json(path, record):
+    """Writes an object to a JSON file."""
+    with open(path, "w") as f:
+        json.dump(record, f)
+
+
 def say(message):
     """Prints at once, so that it stands before what a child process prints."""
     print("dev.py: " + message, flush=True)
 
 
-def fail(message):
+def fail(message: str) -> NoReturn:
     """Prints one line and exits."""
     print("dev.py: " + message, file=sys.stderr, flush=True)
     sys.exit(1)

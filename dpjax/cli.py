@@ -7,9 +7,12 @@ JAX_PLATFORMS says otherwise, and a per-user compilation cache, without which ev
 """
 
 import decimal
+import enum
+import hashlib
 import json
 import math
 import os
+import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
@@ -288,9 +291,10 @@ def epsilon(
 ) -> None:
     """The certified epsilon of a DP-SGD run at a given delta."""
     run = setting(noise_multiplier, sampling_probability, steps, dataset_size, batch_size, epochs)
-    if (delta is None) == (log_delta is None):
+    given = {"delta": delta, "log_delta": log_delta}
+    target = {name: value for name, value in given.items() if value is not None}
+    if len(target) != 1:
         raise ValueError("give either --delta or --log-delta; neither has a default.")
-    target = {"delta": delta} if log_delta is None else {"log_delta": log_delta}
     _answer("epsilon", run, target, adjacency, method, rtol, as_json, no_cache)
 
 
@@ -343,7 +347,7 @@ def doctor(as_json: AsJson = False, no_cache: NoCache = False) -> None:
 def _answer(
     name: str,
     run: Setting,
-    target: dict[str, float | None],
+    target: dict[str, float],
     adjacency: str,
     method: str,
     rtol: float,
@@ -361,7 +365,7 @@ def _answer(
         method=method,
         rtol=rtol,
     )
-    method, status = str(bounds.method), str(bounds.status)
+    method, status = str(bounds.method), _named(dpjax.Status(int(bounds.status)))
     inputs = {
         "noise_multiplier": run.noise_multiplier,
         "sampling_probability": run.sampling_probability,
@@ -371,6 +375,7 @@ def _answer(
         "adjacency": adjacency,
         "rtol": rtol,
     }
+    nodes = int(bounds.nodes)
     lower, estimate, upper = (float(x) for x in bounds[:3])
     if math.isnan(upper):
         raise typer.Exit(_complain(f"no answer: {name} is NaN, which is a fault of dpjax; please report it.", status=1))
@@ -383,7 +388,7 @@ def _answer(
                 "upper": upper,
                 "method": method,
                 "status": status,
-                "nodes": int(bounds.nodes),
+                "nodes": nodes,
                 "inputs": inputs,
                 "dpjax": __version__,
             }
@@ -396,8 +401,12 @@ def _answer(
     for key, value in inputs.items():
         formula = run.derived.get(key)
         rows[key] = f"{value:.10g} = {formula}" if formula else f"{value}"
-    rows |= {"method": f"{method}, {int(bounds.nodes)} nodes", "status": status}
+    rows |= {"method": f"{method}, {nodes} nodes" if nodes else method, "status": status}
     _print_table(rows, bold_first=True)
+
+
+def _named(member: enum.Enum) -> str:
+    return (member.name or str(member.value)).lower().replace("_", " ").replace("|", ", ")
 
 
 # ---- printing
@@ -438,6 +447,7 @@ def _jsonable(x: Any) -> Any:
 
 def configure_jax(no_cache: bool, *, choose_platform: bool = True) -> str:
     """Sets JAX up for one answer; returns the compilation cache's folder, or why there is none."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA remarks on every program that it loads from the cache
     import jax
 
     if choose_platform and not os.environ.get("JAX_PLATFORMS"):
@@ -449,12 +459,13 @@ def configure_jax(no_cache: bool, *, choose_platform: bool = True) -> str:
         return os.environ["JAX_COMPILATION_CACHE_DIR"]
     folder = cache_folder()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        trusted = is_private(folder)
+        folder.parent.parent.mkdir(parents=True, exist_ok=True)
+        for path in (folder.parent, folder):
+            path.mkdir(mode=0o700, exist_ok=True)
+            if not is_private(path):
+                return f"none: {path} can be written by others, or is not yours"
     except OSError as error:
         return f"none: {error}"
-    if not trusted:
-        return f"none: {folder} can be written by others, or is not yours"
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -462,9 +473,19 @@ def configure_jax(no_cache: bool, *, choose_platform: bool = True) -> str:
 
 
 def cache_folder() -> Path:
-    """The user's folder for compiled programs."""
+    """The user's folder for programs compiled on this kind of processor.
+
+    Home folders are shared between machines, and a program compiled for one processor may crash on another.
+    """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))  # to be ignored unless absolute, says the XDG specification
-    return (base if base.is_absolute() else Path.home() / ".cache") / "dpjax"
+    base = base if base.is_absolute() else Path.home() / ".cache"
+    try:
+        described = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+        processor = [line for line in described if line.startswith(("model name", "flags", "Features", "CPU part"))]
+    except OSError:  # not Linux
+        processor = [platform.processor()]
+    kind = hashlib.sha256("\n".join([platform.machine(), *processor]).encode()).hexdigest()[:12]
+    return base / "dpjax" / kind
 
 
 def is_private(folder: Path) -> bool:

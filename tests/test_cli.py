@@ -19,7 +19,7 @@ from dpjax import cli, doctor
 
 DIRECT = ["--noise-multiplier", "1.0", "--sampling-probability", "0.01", "--steps", "1000"]
 TRAINING = ["--noise-multiplier", "1.1", "--dataset-size", "60000", "--batch-size", "256", "--epochs", "60"]
-EPSILON = 1.8282366665  # of DIRECT at delta 1e-5; see TestAnswers
+EPSILON = 1.8282366665165768  # of DIRECT at delta 1e-5, by contour quadrature in 220-bit arithmetic
 
 
 @pytest.fixture
@@ -37,6 +37,7 @@ def dp(monkeypatch, capsys):
 def process(*argv, **environment):
     """Runs a command in a process of its own."""
     env = {**os.environ, **environment}
+    env.pop("TF_CPP_MIN_LOG_LEVEL", None)  # set by jax in this process
     return subprocess.run([sys.executable, "-m", "dpjax", *argv], capture_output=True, text=True, env=env)
 
 
@@ -44,7 +45,7 @@ class TestAnswers:
     def test_epsilon(self, dp):
         status, out, err = dp("epsilon", *DIRECT, "--delta", "1e-5")
         assert (status, err) == (0, "")
-        assert out.startswith(f"epsilon               {EPSILON:.9f}"[:-2])
+        assert out.startswith("epsilon               1.828236667\n")  # rounded up
         assert "add_or_remove_one" in out
 
     def test_json_agrees_with_the_library(self, dp):
@@ -55,7 +56,7 @@ class TestAnswers:
         assert answer["epsilon"] == answer["upper"] == float(bounds.upper)
         assert answer["lower"] == float(bounds.lower)
         assert answer["lower"] <= answer["estimate"] <= answer["upper"]
-        assert answer["epsilon"] == pytest.approx(EPSILON, abs=1e-9)
+        assert answer["epsilon"] == pytest.approx(EPSILON, rel=1e-10)
         assert answer["inputs"] == {
             "noise_multiplier": 1.0,
             "sampling_probability": 0.01,
@@ -227,18 +228,18 @@ class TestProcess:
 
     def test_cache_is_private_and_used(self, tmp_path):
         environment = {"XDG_CACHE_HOME": str(tmp_path), "DPJAX_NO_CACHE": ""}
-        first = process("epsilon", *DIRECT, "--delta", "1e-5", **environment)
-        assert (first.returncode, first.stderr) == (0, "")
-        folder = tmp_path / "dpjax"
-        compiled = set(folder.iterdir())
-        assert compiled
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        second = process("epsilon", *DIRECT, "--delta", "1e-6", **environment)
-        assert (second.returncode, second.stderr) == (0, "")
-        new = {path.name for path in folder.iterdir()} - {path.name for path in compiled}
-        assert not [name for name in new if name.endswith("-cache")], (
-            "another delta is another value, not another program"
-        )
+
+        def programs(delta):
+            done = process("epsilon", *DIRECT, "--delta", delta, **environment)
+            assert (done.returncode, done.stderr) == (0, "")
+            return {path.name for path in tmp_path.rglob("*-cache")}
+
+        first = programs("1e-5")
+        assert first
+        assert programs("1e-6") == first, "another value is not another program"
+        folders = [path for path in tmp_path.rglob("*") if path.is_dir()]
+        assert folders
+        assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
 
     @pytest.mark.parametrize(("option", "environment"), [("--no-cache", ""), ("--json", "1")])
     def test_cache_can_be_turned_off(self, tmp_path, option, environment):
@@ -259,7 +260,7 @@ class TestProcess:
     def test_cache_folder(self, monkeypatch, tmp_path):
         monkeypatch.setenv("HOME", str(tmp_path))
         monkeypatch.setenv("XDG_CACHE_HOME", "relative/path")
-        assert cli.cache_folder() == tmp_path / ".cache" / "dpjax"
+        assert cli.cache_folder().parent == tmp_path / ".cache" / "dpjax"
 
     @pytest.mark.slow
     def test_start_to_answer(self, tmp_path):

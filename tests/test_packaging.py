@@ -126,6 +126,9 @@ class TestReadme:
 
     TEXT = (ROOT / "README.md").read_text()
 
+    def test_every_figure_is_filled_in(self):
+        assert "TODO" not in self.TEXT
+
     def test_quickstart_prints_what_the_readme_says(self, tmp_path):
         command = [sys.executable, str(ROOT / "examples" / "quickstart.py")]
         printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
