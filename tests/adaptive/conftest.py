@@ -2,7 +2,14 @@ import json
 import pathlib
 
 import jax
+import mpmath as mp
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def forty_digits():
+    with mp.workdps(40):
+        yield
 
 
 @pytest.fixture(params=[False, True], ids=["float32", "float64"])

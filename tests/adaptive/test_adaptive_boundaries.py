@@ -10,7 +10,6 @@ import pytest
 
 from dpjax.adaptive import boundaries as b
 
-mp.mp.dps = 40
 RTOL = {False: 2e-6, True: 1e-14}
 
 

@@ -10,8 +10,6 @@ import pytest
 
 from dpjax import conversions as c
 
-mp.mp.dps = 30
-
 
 def test_zcdp_reference(x64, row_zcdp_to_dp_simple):
     rho, delta = float(row_zcdp_to_dp_simple["rho"]), float(row_zcdp_to_dp_simple["delta"])

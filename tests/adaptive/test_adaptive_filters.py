@@ -26,7 +26,6 @@ from dpjax.adaptive import (
 )
 from dpjax.mechanisms import Adjacency
 
-mp.mp.dps = 40
 FILTERS = {
     "zcdp": lambda: ZCDPFilter(rho=0.3, delta=1e-5),
     "renyi": lambda: RenyiFilter(order=8.0, budget=1.5, delta=1e-5),
@@ -129,17 +128,14 @@ def test_refusal_leaves_the_state_and_a_smaller_request_may_follow(x64, name):
 
 
 @every_filter
-@pytest.mark.parametrize("bad", [math.nan, -1.0, -1e-30, math.inf])
-def test_invalid_requests_are_refused(x64, name, bad):
+def test_invalid_requests_are_refused(x64, name):
     filt = FILTERS[name]()
-    state = filt.init()
-    for call in (filt.request, jax.jit(filt.request)):
-        after, granted = call(state, **{first_keyword(filt): bad})
-        assert not bool(granted)
-        assert_same(after, state)
-    after, granted = filt.request(state, **{first_keyword(filt): 0.0}, delta=bad)
-    assert not bool(granted)
-    assert_same(after, state)
+    key, state = first_keyword(filt), filt.init()
+    compiled = jax.jit(lambda s, x, delta: filt.request(s, **{key: x}, delta=delta))
+    for bad in (math.nan, -1.0, -1e-30, math.inf):
+        for after, granted in (filt.request(state, **{key: bad}), compiled(state, bad, 0.0), compiled(state, 0.0, bad)):
+            assert not bool(granted)
+            assert_same(after, state)
 
 
 @pytest.mark.parametrize("name", [n for n in FILTERS if n != "gdp"])
@@ -337,7 +333,7 @@ def test_adaptive_dp_sgd_in_a_compiled_loop(f32):
 
 
 @every_filter
-def test_jax_citizenship(x64, name):
+def test_jax_citizenship(f32, name):
     filt = FILTERS[name]()
     key, state = first_keyword(filt), filt.init()
     whole = filt.remaining(state)

@@ -19,7 +19,6 @@ from dpjax.adaptive import (
     boundaries,
 )
 
-mp.mp.dps = 40
 ODOMETERS = {
     "filter": lambda: FilterOdometer(1e-6, 1.0),
     "exact": lambda: MixtureOdometer(1e-6, 0.1),
@@ -218,7 +217,7 @@ def test_figures_of_the_paper(f64):
 
 
 @every_odometer
-def test_jax_citizenship(x64, name):
+def test_jax_citizenship(f32, name):
     odo = ODOMETERS[name]()
     epsilon = jnp.asarray(np.random.default_rng(0).uniform(0.01, 0.3, 8), dtype())
     step = lambda o, s, e: o.update(s, epsilon=e, delta=1e-9)

@@ -11,8 +11,6 @@ from dpjax.adaptive import _costs, _sums
 from dpjax.adaptive._renyi import poisson_gaussian_renyi
 from dpjax.mechanisms import Adjacency
 
-mp.mp.dps = 30
-
 
 def truth(order, sigma, q, remove):
     """By the trapezoid rule in 30 digits, with a step a third of what the digits need."""

@@ -90,7 +90,7 @@ def test_line_is_exact_for_fine_steps(f64):
 
 # Simulation, with the odometers themselves in the loop.
 
-LANES, STEPS, CONFIDENCE = 60_000, 500, 0.999
+LANES, STEPS, CONFIDENCE = 40_000, 400, 0.999
 
 
 def strategies(odometers):
