@@ -57,7 +57,7 @@ def test_compensation_survives_compilation(x64):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.floats(0, 1e6, width=32), max_size=30), st.booleans())
+@given(st.lists(st.floats(0, 1e6, width=32, allow_subnormal=False), max_size=30), st.booleans())
 def test_upper_bounds_any_sequence(xs, flag):
     with jax.enable_x64(flag):
         dtype = _sums.default_dtype()
@@ -121,7 +121,7 @@ def test_reciprocal_squares_are_exact_or_above(x64):
 
 def test_concrete_numbers_are_rounded_the_safe_way():
     with jax.enable_x64(False):
-        for x in (0.1, 0.3, 1 / 3, 1e-5):
+        for x in (0.1, 0.3, 1 / 3, 1e-5, 1e-42):
             assert exact(_sums.cast(x, jnp.float32, -np.inf)) <= F(x) <= exact(_sums.cast(x, jnp.float32, np.inf))
 
 
