@@ -107,7 +107,7 @@ def cast(x: Any, dtype: Any, toward: float) -> jax.Array:
                 wrong = (out < exact) if toward > 0 else (out > exact)
                 out = np.where(wrong, np.nextafter(out, np.asarray(toward, dtype)), out)
                 tiny = np.asarray(jnp.finfo(dtype).tiny, dtype)  # XLA reads smaller numbers as 0
-                out = np.where((np.abs(exact) < tiny) & (exact * toward > 0), np.copysign(tiny, exact), out)
+                out = np.where((np.abs(exact) < tiny) & (exact * np.sign(toward) > 0), np.copysign(tiny, exact), out)
             return jnp.asarray(out, dtype)
     x = jnp.asarray(x)
     out = x.astype(dtype)
