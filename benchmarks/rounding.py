@@ -95,7 +95,7 @@ def measure(rng, tol):
     plan = plan_of(problem, eps, blank, tols, "delta")
     counts = np.asarray(inner_nodes(problem, plan))[0]
     nodes = float(plan.nodes[0])
-    if not nodes <= CAPACITY or nodes * counts.sum() > 2.5e6:
+    if not nodes <= CAPACITY or nodes * counts.sum() > 4e5:
         return None
     tilt, on, _, at, certificate = evaluate(problem, plan, eps)
     exact, weight, phase, k = exact_sum(direction, factors, problem, plan, tilt, on, eps)
@@ -121,7 +121,7 @@ def measure(rng, tol):
         "error": error / abs(float(exact)),
         "C": float(at.absolute[0] / abs(float(exact))),
         "nodes": n,
-        "k_error": abs(float(tilt.k[0] - k)) / unit,
+        "k_error": abs(float(np.longdouble(float(tilt.k[0])) - k)) / unit,
         "k_size": float(tilt.k_size[0]),
         "common": common,
         "parts": parts / abs(float(exact)),

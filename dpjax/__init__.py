@@ -15,12 +15,15 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says where a name lives
     from dpjax.accounting import Bounds as Bounds
+    from dpjax.accounting import Method as Method
     from dpjax.accounting import Status as Status
     from dpjax.accounting import delta as delta
     from dpjax.accounting import delta_bounds as delta_bounds
     from dpjax.accounting import epsilon as epsilon
     from dpjax.accounting import epsilon_bounds as epsilon_bounds
     from dpjax.accounting import log_delta as log_delta
+    from dpjax.loss_distribution import characteristic_function as characteristic_function
+    from dpjax.loss_distribution import privacy_loss_cdf as privacy_loss_cdf
     from dpjax.mechanisms import Adjacency as Adjacency
     from dpjax.mechanisms import Composed as Composed
     from dpjax.mechanisms import ComposedOver as ComposedOver
@@ -37,15 +40,18 @@ _HOME = {
     "ComposedOver": "mechanisms",
     "Gaussian": "mechanisms",
     "Mechanism": "mechanisms",
+    "Method": "accounting",
     "PoissonSampled": "mechanisms",
     "SelfComposed": "mechanisms",
     "Status": "accounting",
+    "characteristic_function": "loss_distribution",
     "delta": "accounting",
     "delta_bounds": "accounting",
     "dpsgd": "mechanisms",
     "epsilon": "accounting",
     "epsilon_bounds": "accounting",
     "log_delta": "accounting",
+    "privacy_loss_cdf": "loss_distribution",
 }
 __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from dpjax._plan import Problem
 from dpjax.pairs import SampledGaussianPair
 
 _CHUNK = 32  # lanes that run in one loop under tracing; more would wait for the slowest
-_BUCKETS = (1, 8, 64)  # sizes that concrete batches are padded to, so that few programs are compiled
+_BUCKETS = (2, 64)  # sizes that concrete batches are padded to, so that few programs are compiled
 _SMALL, _LARGE = (64, 16, 64), (64, 128)  # (capacity, block, x_block) of the first try; blocks of the second
 _SMALL_ONE = (64, 64, 128)
 
@@ -24,12 +24,12 @@ _SMALL_ONE = (64, 64, 128)
 class Answer(NamedTuple):
     """(lanes,) each: certified ends, estimate, flags and the number of contour nodes."""
 
-    lower: jax.Array
-    estimate: jax.Array
-    upper: jax.Array
-    converged: jax.Array
-    cancelled: jax.Array
-    nodes: jax.Array
+    lower: Any
+    estimate: Any
+    upper: Any
+    converged: Any
+    cancelled: Any
+    nodes: Any
 
 
 class Settings(NamedTuple):
@@ -63,8 +63,7 @@ def _evaluate(settings: Settings, constants: tuple, xs: tuple, order: int) -> tu
         if order == 0:
             return _pack(found), None
         eps = found.estimate if settings.unknown == "epsilon" else given
-        plan = found.plan._replace(nodes=jnp.minimum(found.plan.nodes, capacity))
-        derivatives = _sensitivity.of_log_delta(problem, plan, eps, order)
+        derivatives = _sensitivity.of_log_delta(problem, found.plan, eps, order, capacity)
         if settings.unknown == "epsilon":
             derivatives = _sensitivity.of_epsilon(derivatives)
         # clipped at 0, or a loss that cannot reach so far: constant
@@ -77,7 +76,9 @@ def _evaluate(settings: Settings, constants: tuple, xs: tuple, order: int) -> tu
     chunks = -(-lanes // size)
     padded = jax.tree.map(lambda a: jnp.concatenate([a, jnp.repeat(a[:1], chunks * size - lanes, 0)]), (problem, given))
     split = jax.tree.map(lambda a: a.reshape((chunks, size, *a.shape[1:])), padded)
-    answer, derivatives = lax.map(one_chunk, split) if chunks > 1 else jax.tree.map(lambda a: a[None], one_chunk((problem, given)))
+    answer, derivatives = (
+        lax.map(one_chunk, split) if chunks > 1 else jax.tree.map(lambda a: a[None], one_chunk((problem, given)))
+    )
     join = lambda a: a.reshape((chunks * size, *a.shape[2:]))[:lanes]
     answer = jax.tree.map(join, answer)
     if order == 0:
@@ -141,7 +142,9 @@ def solve_concrete(settings: Settings, problem: Problem, given: np.ndarray) -> A
     return answer
 
 
-def _run(settings: Settings, problem: Problem, given, which, answer: Answer, capacity: int, block: int, x_block: int) -> None:
+def _run(
+    settings: Settings, problem: Problem, given, which, answer: Answer, capacity: int, block: int, x_block: int
+) -> None:
     """Solves the lanes ``which`` and writes them into ``answer``."""
     wide = problem.pair.sigma.shape[1] > 16 or capacity > 64
     buckets = _BUCKETS[:1] if wide else _BUCKETS

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from dpjax import cumulant
@@ -23,6 +24,9 @@ MANY = 64  # nodes from which it pays to look for a better tilt
 _SHARES = 4.0  # of tol: alias up, alias down, truncation; the inner quadrature and rounding are far below
 _GRID = 32
 _PRICE = 1.0  # a tenfold loss of precision must save nine tenths of the nodes
+_WIDE = np.exp(np.linspace(np.log(1e-4), np.log(1e12), _GRID))  # the first grid of tilts
+_AROUND = np.exp(np.linspace(np.log(1 / 30), np.log(3.0), _GRID))  # the second, relative to the tilt found on the first
+_SHIFTS = np.exp(np.linspace(np.log(3e-4), np.log(0.4), 14))  # contour shifts relative to pi sigma
 
 
 class Problem(NamedTuple):
@@ -84,15 +88,15 @@ def xlogx(s: jax.Array) -> jax.Array:
     return s * jnp.log(s) - (1 + s) * jnp.log1p(s)
 
 
-def _plan_moments(problem: Problem, u: jax.Array, nodes: cumulant.Nodes, log_n: jax.Array, s: jax.Array):
+def _moments(problem: Problem, u: jax.Array, nodes: cumulant.Nodes, log_n: jax.Array, s: jax.Array):
     """K, K' and K'' of the composition on a grid of tilts (lanes, grid), from a fixed set of u-nodes."""
     pair = problem.pair
-    grid_nodes = jax.tree.map(lambda a: a[:, :, None, :], nodes)
-    grid_pair = jax.tree.map(lambda a: a[:, :, None], pair)
-    s4 = s[:, None, :, None]
-    x = grid_nodes.log_p + s4 * grid_nodes.loss
-    excess = jnp.sum(cumulant.weighted_excess(grid_pair, grid_nodes, s4, log_n[:, :, None, :]), -1)
-    log_w = log_n[:, :, None, :] + x
+    nodes = jax.tree.map(lambda a: a[:, :, None, :], nodes)
+    wide = jax.tree.map(lambda a: a[:, :, None], pair)
+    log_n = log_n[:, :, None, :]
+    tilt = s[:, None, :, None]
+    excess = jnp.sum(cumulant.weighted_excess(wide, nodes, tilt, log_n), -1)
+    log_w = log_n + nodes.log_p + tilt * nodes.loss
     top = jnp.max(log_w, -1, keepdims=True)
     w = jnp.exp(log_w - top)
     z = jnp.sum(w, -1)
@@ -100,11 +104,14 @@ def _plan_moments(problem: Problem, u: jax.Array, nodes: cumulant.Nodes, log_n: 
     k = jnp.where(plain > 5.0, plain, jnp.log1p(jnp.where(plain > 5.0, 0.0, jnp.maximum(excess, 0.0))))
     # a second peak of the weight beyond the last node, where (1 + v)^(1+s) is about (q exp y)^(1+s)
     c = s[:, None, :]
-    far = (1 + c) * jnp.log(grid_pair.q + TINY) + 0.5 * c * (1 + c) / grid_pair.sigma**2
-    unseen = jnp.any(pair.sign > 0, -1)[:, :, None] & ((1 + c) / grid_pair.sigma > u[..., -1:])
+    far = (1 + c) * jnp.log(wide.q + TINY) + 0.5 * c * (1 + c) / wide.sigma**2
+    unseen = jnp.any(pair.sign > 0, -1)[:, :, None] & ((1 + c) / wide.sigma > u[..., -1:])
+    mean = jnp.sum(w * nodes.loss, -1) / z
+    spread2 = jnp.sum(w * (nodes.loss - mean[..., None]) ** 2, -1) / z
+    dominant = unseen & (far > k)
+    mean = jnp.where(dominant, jnp.log(wide.q + TINY) + (0.5 + c) / wide.sigma**2, mean)
+    spread2 = jnp.where(dominant, 1 / wide.sigma**2, spread2)
     k = jnp.where(unseen, jnp.logaddexp(k, far), k)
-    mean = jnp.sum(w * grid_nodes.loss, -1) / z
-    spread2 = jnp.sum(w * (grid_nodes.loss - mean[..., None]) ** 2, -1) / z
     count = problem.count[:, :, None]
     g = problem.variance[:, None]
     return (
@@ -114,165 +121,177 @@ def _plan_moments(problem: Problem, u: jax.Array, nodes: cumulant.Nodes, log_n: 
     )
 
 
-def _saddle(s, k1, k2, k):
-    """Epsilon whose saddle is s, and the saddle-point value of log delta there."""
+def _saddle(s, k, k1, k2):
+    """epsilon whose saddle is s, and the saddle-point value of log delta there."""
     eps = k1 - 1 / s - 1 / (1 + s)
     curvature = k2 + 1 / s**2 + 1 / (1 + s) ** 2
     return eps, k - s * eps - jnp.log(s) - jnp.log1p(s) - 0.5 * jnp.log(2 * PI * curvature)
 
 
-def choose(problem: Problem, epsilon: jax.Array, log_delta: jax.Array, tol: jax.Array, unknown: str) -> Plan:
-    """A contour for ``epsilon`` and ``log_delta``; the ``unknown`` of the two is estimated where it is NaN."""
-    pair = problem.pair
-    lanes, components = pair.sigma.shape
-    depth = jnp.where(jnp.isnan(log_delta), 60.0, -log_delta)
-    reach = 9.0 + jnp.sqrt(2 * jnp.maximum(depth, 1.0))
-    falling = jnp.any(pair.sign < 0, -1)
-    low = -9.0 - jnp.where(falling, 1 / pair.sigma, 0.0)
-    high = jnp.maximum(reach[:, None], 1 / pair.sigma + 9.0)
-    size = 96
-    du = (high - low) / (size - 1)
-    u = low[..., None] + du[..., None] * jnp.arange(size)
-    nodes = cumulant.at(pair, u)
-    log_n = -0.5 * u * u - 0.5 * cumulant.LOG_2PI + jnp.log(du)[..., None]
+# Positions are found and used by comparison, not by argmin and gather, and integers are int32: with the x64 flag off, a
+# program that mixes the others with float64 does not lower.
 
-    every_other = jax.tree.map(lambda a: a[..., ::2], nodes)
-    half_log_n = log_n[..., ::2] + jnp.log(2.0)
-    _, _, k2 = _plan_moments(problem, u, every_other, half_log_n, jnp.zeros((lanes, 1), u.dtype))
-    sd = jnp.sqrt(k2[:, 0]) + TINY
-    known = jnp.where(jnp.isnan(epsilon), 0.0, jnp.maximum(epsilon, 0.0))
-    reference = (1 + jnp.sqrt(2 * jnp.maximum(depth, 1.0)) + known / sd) / sd
-    s = jnp.clip(reference[:, None] * jnp.exp(jnp.linspace(jnp.log(1e-5), jnp.log(1e3), 32)), 1e-4, 1e12)
-    k, k1, k2 = _plan_moments(problem, u, every_other, half_log_n, s)
-    eps_s, log_s = _saddle(s, k1, k2, k)
-    if unknown == "epsilon":
-        beyond = lax.cummin(log_s, 1) < log_delta[:, None]
-    else:
-        beyond = lax.cummax(eps_s, 1) > epsilon[:, None]
-    s0 = jnp.take_along_axis(s, jnp.argmax(beyond, 1)[:, None], 1)
 
-    s = s0 * jnp.exp(jnp.linspace(jnp.log(1 / 30), jnp.log(3.0), _GRID))
-    k, k1, k2 = _plan_moments(problem, u, nodes, log_n, s)
-    eps_s, log_s = _saddle(s, k1, k2, k)
-    if unknown == "epsilon":
-        falls = lax.cummin(log_s, 1)
-        guess = jax.vmap(lambda x, xp, fp: jnp.interp(x, xp, fp))(-log_delta, -falls, eps_s)
-        eps = jnp.where(jnp.isnan(epsilon), jnp.maximum(guess, 0.0), epsilon)
-        log_d = log_delta
-    else:
-        eps = epsilon
-        rises = lax.cummax(eps_s, 1)
-        guess = jax.vmap(lambda x, xp, fp: jnp.interp(x, xp, fp))(eps, rises, log_s)
-        log_d = jnp.where(jnp.isnan(log_delta), jnp.minimum(guess, 0.0), log_delta)
-
-    exponent = k - s * eps[:, None]
-    size_of = 32 * jnp.finfo(u.dtype).epsneg  # ulp of a term of average size, about
-    log_reach = -0.5 * jnp.log(4 * s * (1 + s))
-    log_c = jnp.maximum(exponent + log_reach - log_d[:, None], 0.0)
-    # what each tilt can reach: tol, or its own rounding error
-    rounding = jnp.log(size_of) + log_c
-    reach_of = jnp.where(rounding < jnp.log(0.5 * tol)[:, None], jnp.log(tol / _SHARES)[:, None], rounding + 0.2)
-    log_target = log_d[:, None] + reach_of
-
-    climb = exponent + xlogx(s)
-    gap = s[:, None, :] - s[:, :, None]  # (lanes, s, r)
-    clear = gap > 1e-3 * s[:, :, None]
-    rise = jnp.maximum(climb[:, None, :] - log_target[:, :, None], 1.0)
-    up = jnp.min(jnp.where(clear, rise / jnp.where(clear, gap, 1.0), jnp.inf), 2)
-    down = (jnp.maximum(eps, 0.0)[:, None] - log_target) / (1 + s)
-    # A is subtracted, but costs digits: what rounding can spare
-    spare = jnp.clip(reach_of - jnp.log(size_of) - 2.0, -3.0, 7.0)
-    known_alias = jnp.maximum(-spare - log_d[:, None], 0.0) / s
-    period = jnp.maximum(jnp.maximum(up, down), known_alias)
-    log_c = jnp.maximum(exponent + jnp.logaddexp(log_reach, -jnp.log(period * s * (1 + s))) - log_d[:, None], 0.0)
-    gauss_t = jnp.sqrt(2 * jnp.maximum(exponent - log_target, 1.0) / (k2 + TINY))
-    price = jnp.where(jnp.isfinite(period), _PRICE * (reach_of - jnp.min(reach_of, 1, keepdims=True)), jnp.inf)
-    index = jnp.argmin(price + jnp.log(period * gauss_t), 1)
-    nothing = jnp.zeros((lanes,), u.dtype)
-    plan = Plan(
-        eps, log_d, nothing, s, k, log_target, period, price, log_c, gauss_t, index, nothing, nothing, nothing,
-        jnp.full((lanes,), jnp.inf, u.dtype), jnp.zeros_like(pair.sigma), jnp.zeros_like(pair.sigma), jnp.zeros_like(pair.sigma),
-    )  # fmt: skip
-    return _at_tilt(problem, plan, index)
+def first_true(flags: jax.Array) -> jax.Array:
+    """The first position that holds along the last axis, the last position if none does; int32."""
+    places = np.arange(flags.shape[-1], dtype=np.int32)
+    return jnp.min(jnp.where(flags, places, np.int32(flags.shape[-1] - 1)), -1)
 
 
 def pick(a: jax.Array, index: jax.Array) -> jax.Array:
-    return jnp.take_along_axis(a, index[:, None], 1)[:, 0]
+    """a[..., index] along the last axis."""
+    places = np.arange(a.shape[-1], dtype=np.int32)
+    return jnp.sum(jnp.where(places == index[..., None], a, 0.0), -1)
 
 
-def _at_tilt(problem: Problem, plan: Plan, index: jax.Array) -> Plan:
+def at_least(a: jax.Array) -> jax.Array:
+    """The position of the smallest element along the last axis."""
+    return first_true(a <= jnp.min(a, -1, keepdims=True))
+
+
+def _u_nodes(problem: Problem, log_delta: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """Nodes (lanes, components, size) that see every tilt worth considering, and their spacing.
+
+    A tilt moves the noise by u at a price of u^2 / 2 nats, so that none worth log delta moves it by more than
+    sqrt(-2 log delta).
+    """
+    pair = problem.pair
+    inv = 1 / pair.sigma
+    low = -9.0 - jnp.where(jnp.any(pair.sign < 0, -1), inv, 0.0)
+    high = jnp.maximum(9.0 + jnp.sqrt(2 * jnp.maximum(-log_delta, 1.0))[:, None], inv + 9.0)
+    du = (high - low) / (size - 1)
+    return low[..., None] + du[..., None] * np.arange(size, dtype=np.float64), du
+
+
+def choose(problem: Problem, epsilon: jax.Array, log_delta: jax.Array, tol: jax.Array) -> Plan:
+    """The grid of tilts for ``epsilon`` and ``log_delta`` (one may be NaN: it is then estimated); all (lanes,).
+
+    ``climb`` picks a tilt of the grid.
+    """
+    pair = problem.pair
+    lanes = pair.sigma.shape[0]
+    no_epsilon, no_delta = jnp.isnan(epsilon), jnp.isnan(log_delta)
+    u, du = _u_nodes(problem, jnp.where(no_delta, -60.0, log_delta), 96)
+    nodes = cumulant.at(pair, u)
+    log_n = -0.5 * u * u - 0.5 * cumulant.LOG_2PI + jnp.log(du)[..., None]
+
+    def refine(i, carry):
+        s = carry[0]
+        k, k1, k2 = _moments(problem, u, nodes, log_n, s)
+        eps_s, log_s = _saddle(s, k, k1, k2)
+        after = first_true(jnp.where(no_epsilon[:, None], log_s < log_delta[:, None], eps_s > epsilon[:, None]))
+        return jnp.where(i == 0, pick(s, after)[:, None] * _AROUND, s), k, k2, eps_s, log_s, after
+
+    wide = jnp.broadcast_to(jnp.asarray(_WIDE, u.dtype), (lanes, _GRID))
+    zero = jnp.zeros_like(wide)
+    start = (wide, zero, zero, zero, zero, jnp.zeros((lanes,), jnp.int32))
+    s, k, k2, eps_s, log_s, after = lax.fori_loop(np.int32(0), np.int32(2), refine, start)
+
+    # the unknown one, between the last tilt before the known one and the first beyond it
+    before = jnp.maximum(after - 1, 0)
+    e0, e1, l0, l1 = pick(eps_s, before), pick(eps_s, after), pick(log_s, before), pick(log_s, after)
+    part = jnp.where(no_epsilon, (log_delta - l0) / (l1 - l0), (epsilon - e0) / (e1 - e0))
+    part = jnp.clip(jnp.where(jnp.isnan(part), 0.0, part), 0.0, 1.0)
+    eps = jnp.where(no_epsilon, jnp.maximum(e0 + part * (e1 - e0), 0.0), epsilon)
+    log_d = jnp.where(no_delta, jnp.minimum(l0 + part * (l1 - l0), 0.0), log_delta)
+
+    exponent = k - s * eps[:, None]
+    unit = 32 * float(jnp.finfo(u.dtype).epsneg)  # the rounding of an average term, about
+    log_height = -0.5 * jnp.log(4 * s * (1 + s))
+    log_c = jnp.maximum(exponent + log_height - log_d[:, None], 0.0)
+    # what each tilt can reach: tol, or its own rounding error
+    rounding = np.log(unit) + log_c
+    reach = jnp.where(rounding < jnp.log(0.5 * tol)[:, None], jnp.log(tol / _SHARES)[:, None], rounding + 0.2)
+    log_target = log_d[:, None] + reach
+
+    gap = s[:, None, :] - s[:, :, None]  # (lanes, s, r)
+    clear = gap > 1e-3 * s[:, :, None]
+    rise = jnp.maximum((exponent + xlogx(s))[:, None, :] - log_target[:, :, None], 1.0)
+    up = jnp.min(jnp.where(clear, rise / jnp.where(clear, gap, 1.0), jnp.inf), 2)
+    down = (jnp.maximum(eps, 0.0)[:, None] - log_target) / (1 + s)
+    # A is subtracted, but costs digits: what rounding can spare
+    spare = jnp.clip(reach - np.log(unit) - 2.0, -3.0, 7.0)
+    known = jnp.maximum(-spare - log_d[:, None], 0.0) / s
+    period = jnp.maximum(jnp.maximum(up, down), known)
+    log_c = jnp.maximum(exponent + jnp.logaddexp(log_height, -jnp.log(period * s * (1 + s))) - log_d[:, None], 0.0)
+    gauss_t = jnp.sqrt(2 * jnp.maximum(exponent - log_target, 1.0) / (k2 + TINY))
+    price = jnp.where(jnp.isfinite(period), _PRICE * (reach - jnp.min(reach, 1, keepdims=True)), jnp.inf)
+    index = at_least(price + jnp.log(period * gauss_t))
+    nothing, empty = jnp.zeros((lanes,), u.dtype), jnp.zeros_like(pair.sigma)
+    return Plan(
+        eps, log_d, nothing, s, k, log_target, period, price, log_c, gauss_t,
+        index, nothing, nothing, nothing, nothing + jnp.inf, empty, empty, empty,
+    )  # fmt: skip
+
+
+def at_tilt(problem: Problem, plan: Plan, index: jax.Array) -> Plan:
     """The plan with the cutoff, the shifts and the inner spacing that belong to tilt number ``index``."""
     pair, count = problem.pair, problem.count
     s, period, target = (pick(a, index) for a in (plan.s_grid, plan.period_grid, plan.target_grid))
-    guess = pick(plan.gauss_t, index)
-    size, shifts = 80, 14
-    top = jnp.sqrt(2 * jnp.maximum(jnp.maximum(-plan.log_delta, 1.0), 1.0)) + 9.0
-    low = -9.0 - jnp.where(jnp.any(pair.sign < 0, -1), 1 / pair.sigma, 0.0)
-    high = jnp.maximum(top[:, None], 1 / pair.sigma + 9.0)
-    du = (high - low) / (size - 1)
-    u = low[..., None] + du[..., None] * jnp.arange(size)
-    y = jnp.minimum(PI * pair.sigma, 60.0)[..., None] * jnp.exp(jnp.linspace(jnp.log(3e-4), jnp.log(0.4), shifts))
+    # wider than the weight itself: on the far side of the strip exp(i t L) grows to the right
+    u, du = _u_nodes(problem, jnp.minimum(plan.log_delta, -200.0), 112)
+    y = jnp.minimum(PI * pair.sigma, 60.0)[..., None] * _SHIFTS
     modulus, angle = cumulant.shifted(pair, s, u[:, :, None, :], y[..., None])
     modulus = modulus + jnp.log(du)[..., None, None]
-    crest = jnp.max(modulus, -1)
 
-    def log_b(t):  # (lanes, components, shifts)
-        return crest + jnp.log(
-            jnp.sum(jnp.exp(jnp.minimum(modulus - crest[..., None] - t[:, None, None, None] * angle, 600.0)), -1)
-        )
+    def log_b(t):  # log of the envelope for each shift, (lanes, components, shifts); t is (lanes,)
+        exponent = modulus - t[:, None, None, None] * angle
+        crest = jnp.max(exponent, -1, keepdims=True)
+        return crest[..., 0] + jnp.log(jnp.sum(jnp.exp(exponent - crest), -1))
 
-    k_gauss = 0.5 * problem.variance * s * (1 + s)
+    g = problem.variance
+    level = target + s * plan.epsilon - 0.5 * g * s * (1 + s)
 
-    def fits(t):
-        envelope = jnp.sum(count * jnp.min(log_b(t), -1), -1) + k_gauss - 0.5 * problem.variance * t * t
-        return envelope - s * plan.epsilon - jnp.log(PI * t) < target
+    def search(carry):
+        i, t, low, high, found, _ = carry
+        upward = log_b(t)
+        good = jnp.sum(count * jnp.min(upward, -1), -1) - 0.5 * g * t * t - jnp.log(PI * t) < level
+        low, high = jnp.where(good, low, t), jnp.where(good, t, high)
+        found = found | good
+        return i + 1, jnp.where(found, jnp.sqrt(low * high), t * 1.7), low, high, found, upward
 
-    def widen(carry):
-        i, t, ok = carry
-        t = jnp.where(ok, t, t * 1.7)
-        return i + 1, t, ok | fits(t)
+    def unsettled(carry):
+        i, _, low, high, found, _ = carry
+        return (i < 30) & jnp.any(~(found & (high < 1.04 * low)))
 
-    _, cutoff, ok = lax.while_loop(lambda carry: (carry[0] < 20) & jnp.any(~carry[2]), widen, (0, guess, fits(guess)))
-    low_t = cutoff / 1.7
+    t = pick(plan.gauss_t, index)
+    start = (np.int32(0), t, t / 1.7, t + jnp.inf, t < 0, jnp.zeros_like(y))
+    _, _, _, cutoff, found, upward = lax.while_loop(unsettled, search, start)
+    cutoff = jnp.where(found, cutoff, t)
+    nodes = jnp.where(found, jnp.ceil(cutoff * period / (2 * PI)) + 1, jnp.inf)
 
-    def narrow(_, ends):
-        a, b = ends
-        middle = jnp.sqrt(a * b)
-        good = fits(middle)
-        return jnp.where(good, a, middle), jnp.where(good, middle, b)
-
-    _, cutoff = lax.fori_loop(0, 4, narrow, (low_t, cutoff))
-    nodes = jnp.where(ok, jnp.ceil(cutoff * period / (2 * PI)) + 1, jnp.inf)
-
-    upward, downward = log_b(cutoff), log_b(-cutoff)
-    k_i = jnp.log(jnp.sum(jnp.exp(modulus[:, :, 0, :] - crest[:, :, 0, None]), -1)) + crest[:, :, 0]
-    weight = jnp.log(jnp.maximum(count, 1.0)) + jnp.log(1.0 * pair.sigma.shape[1]) + pick(plan.log_c, index)[:, None]
+    downward = log_b(-cutoff)
+    k_i = log_b(jnp.zeros_like(cutoff))[..., 0]
+    weight = jnp.log(jnp.maximum(count, 1.0)) + np.log(max(count.shape[1], 1)) + pick(plan.log_c, index)[:, None]
     log_eta = (target - plan.log_delta)[:, None] - weight - 2.0
     need_up = jnp.min((upward - k_i[..., None] - log_eta[..., None]) / y, -1)
     need_down = (downward + 1.0 - k_i[..., None] - log_eta[..., None]) / y
-    best_down = jnp.argmin(need_down, -1)
+    # past exp(200) the growth may peak beyond the last node
+    seen = cutoff[:, None, None] * y * pair.sign.shape[-1] / pair.sigma[..., None] < 200.0
+    need_down = jnp.where(seen, need_down, jnp.inf)
     need = jnp.maximum(need_up, jnp.min(need_down, -1))
     step = jnp.minimum(2 * PI / jnp.maximum(need, 1e-3), cumulant.real_step(pair, s))
-    take = lambda a, i: jnp.take_along_axis(a, i[..., None], -1)[..., 0]
     return plan._replace(
         index=index, log_target=target, s=s, period=period, cutoff=cutoff, nodes=nodes,
-        shift_up=take(y, jnp.argmin(upward, -1)), shift_down=take(y, best_down), step=step,
+        shift_up=pick(y, at_least(upward)), shift_down=pick(y, at_least(need_down)), step=step,
     )  # fmt: skip
 
 
 def climb(problem: Problem, plan: Plan, capacity: int) -> Plan:
-    """Tries smaller tilts while that saves nodes: the first choice takes the loss for Gaussian, which sparse ones are not."""
+    """Picks a tilt: the plan's own, then smaller ones while they save nodes.
+
+    The plan's own takes the loss for Gaussian, which a sparse one is not.
+    """
 
     def cost(plan):
         return jnp.log(plan.nodes) + pick(plan.price, plan.index) + jnp.where(plan.nodes > capacity, 50.0, 0.0)
 
     def body(carry):
         best, index, going = carry
-        trial = _at_tilt(problem, best, index)
-        gain = going & (cost(trial) < cost(best))
+        trial = at_tilt(problem, best, index)
+        gain = going & ~(cost(trial) >= cost(best))
         best = jax.tree.map(lambda a, b: jnp.where(gain.reshape(gain.shape + (1,) * (a.ndim - 1)), a, b), trial, best)
-        going = going & (gain | ~(best.nodes <= capacity)) & (index >= 1)
+        going = going & (gain | ~(best.nodes <= capacity)) & (index >= 1) & (best.nodes > MANY)
         return best, jnp.maximum(index - 1, 0), going
 
-    going = (plan.nodes > MANY) & (plan.index >= 1)
-    return lax.while_loop(lambda carry: jnp.any(carry[2]), body, (plan, jnp.maximum(plan.index - 1, 0), going))[0]
+    return lax.while_loop(lambda carry: jnp.any(carry[2]), body, (plan, plan.index, plan.index >= 0))[0]

@@ -86,7 +86,7 @@ def _values(call, *args):
 
 def _values_and_gradient(call, *args):
     """(outputs, gradient of the second output with respect to the traced arguments)."""
-    
+
     def estimate(*moving):
         fixed = [a for a, flag in zip(args, call.traced, strict=True) if not flag]
         outputs = call.function(call.static, *_merge(call, tuple(fixed), moving))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from dpjax import contour, cumulant
@@ -56,15 +57,15 @@ def _cumulant_derivatives(problem: Problem, plan: Plan, t: jax.Array, moments: c
     ]
 
     def weighted(columns):
-        total = None
-        for c, column in columns:
-            term = _mul(c, mean(column))
-            total = term if total is None else _add(total, term)
+        (c, column), *rest = columns
+        total = _mul(c, mean(column))
+        for c, column in rest:
+            total = _add(total, _mul(c, mean(column)))
         return total
 
     first = [weighted([(coefficient[j], 2 * j + p) for j in range(parts)]) for p in range(2)]
     if order < 2:
-        return first, None
+        return first, []
     base, n = 2 * parts, 2 * parts
     product = lambda i, k: base + 3 * parts + min(i, k) * n - min(i, k) * (min(i, k) - 1) // 2 + abs(i - k)
     second = []
@@ -83,10 +84,10 @@ def _cumulant_derivatives(problem: Problem, plan: Plan, t: jax.Array, moments: c
 
 
 def of_log_delta(
-    problem: Problem, plan: Plan, eps: jax.Array, order: int, block: int = 64, x_block: int = 128
+    problem: Problem, plan: Plan, eps: jax.Array, order: int, capacity: int, block: int = 64, x_block: int = 128
 ) -> Sensitivity:
     """First and second derivatives of the log of the estimate at ``eps`` (lanes,), on the contour of ``plan``."""
-    tilt = contour.fix_tilt(problem, plan)
+    tilt = contour.fix_tilt(problem, plan, capacity)
     h = 2 * PI / plan.period
     lanes, components = problem.pair.sigma.shape
     parameters = 3 * components + 2
@@ -121,7 +122,7 @@ def of_log_delta(
             hessian = hessian + jnp.einsum("lpt,lrt->lpr", re, rows[0]) - jnp.einsum("lpt,lrt->lpr", im, rows[1])
             real_sum = lambda f: jnp.sum(term[0][:, None] * f[0] - term[1][:, None] * f[1], -1)
             blocks = {(0, 0): second[0], (0, 1): second[1], (1, 1): second[2]}
-            i = jnp.arange(components)
+            i = np.arange(components)
             for (p, r), f in blocks.items():
                 entry = problem.count * real_sum(f)
                 hessian = hessian.at[:, p * components + i, r * components + i].add(entry)
@@ -131,13 +132,13 @@ def of_log_delta(
                 entry = real_sum(first[p])
                 hessian = hessian.at[:, p * components + i, 2 * components + i].add(entry)
                 hessian = hessian.at[:, 2 * components + i, p * components + i].add(entry)
-        return start + block, value, gradient, hessian
+        return start + np.int32(block), value, gradient, hessian
 
     zero = jnp.zeros((lanes,), eps.dtype)
     hessian = jnp.zeros((lanes, parameters, parameters) if order > 1 else (lanes, 0, 0), eps.dtype)
-    last = jnp.max(jnp.where(jnp.isfinite(plan.nodes), plan.nodes, 0.0))
+    last = jnp.max(jnp.minimum(plan.nodes, capacity))
     _, value, gradient, hessian = lax.while_loop(
-        lambda carry: carry[0] < last, body, (0, zero, jnp.zeros((lanes, parameters), eps.dtype), hessian)
+        lambda carry: carry[0] < last, body, (np.int32(0), zero, jnp.zeros((lanes, parameters), eps.dtype), hessian)
     )
     a, a1 = contour.known_alias(plan, eps)
     value = (value - a + a1)[:, None]

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 
 def is_traced(x: Any) -> bool:
     """Whether ``x`` has no concrete value that Python could look at."""
-    return isinstance(x, jax.core.Tracer)
+    return isinstance(x, Tracer)
 
 
 def number(name: str, x: Any) -> Any:

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from dpjax import _lanes, _precision, _validate, closed_form, composition
 from dpjax._plan import Problem, largest_loss, log_touched
-from dpjax.mechanisms import Adjacency, Mechanism
+from dpjax.mechanisms import Adjacency, Mechanism, PoissonSampled
 from dpjax.pairs import SampledGaussianPair, directions
 
 METHODS = ("auto", "closed_form", "contour", "levy")
@@ -80,6 +80,7 @@ class _Query(NamedTuple):
     method: str
     rtol: float
     max_nodes: int
+    single: bool  # one run of one mechanism
 
 
 _ROUNDING = (_precision.DOWN, _precision.NEAREST, _precision.UP) + (_precision.INTEGER,) * 3
@@ -127,7 +128,7 @@ def epsilon(
       1.8282366665
       >>> gradient = jax.grad(lambda s: dpjax.epsilon(dpjax.dpsgd(s, 0.01, 1000), delta=1e-5))(1.0)
       >>> print(f"{gradient:.4f}")
-      -3.8203
+      -3.8226
     """
     return epsilon_bounds(
         mechanism, delta, log_delta=log_delta, adjacency=adjacency, method=method, rtol=rtol, max_nodes=max_nodes,
@@ -259,7 +260,9 @@ def _ask(mechanism, number, given, answer, adjacency, method, rtol, max_nodes, p
     _validate.in_range("max_nodes", max_nodes, 64, 65536, integral=True)
     composition.check(mechanism)
     laid = composition.layout(mechanism, number)
-    query = _Query(laid.structure, adjacency, answer, given, method, rtol, int(max_nodes))
+    query = _Query(
+        laid.structure, adjacency, answer, given, method, rtol, int(max_nodes), isinstance(mechanism, PoissonSampled)
+    )
     args = (*laid.leaves, laid.given)
     if any(_validate.is_traced(a) for a in args):
         flat = _precision.traced(_answer_traced, query, args, _ROUNDING)
@@ -281,7 +284,11 @@ class _Direction(NamedTuple):
     value: Any
 
 
-_REVERSE = {Adjacency.ADD: Adjacency.REMOVE, Adjacency.REMOVE: Adjacency.ADD, Adjacency.REPLACE_ONE: Adjacency.REPLACE_ONE}
+_REVERSE = {
+    Adjacency.ADD: Adjacency.REMOVE,
+    Adjacency.REMOVE: Adjacency.ADD,
+    Adjacency.REPLACE_ONE: Adjacency.REPLACE_ONE,
+}
 
 
 def _prepare(query: _Query, args: tuple, direction: Adjacency) -> _Direction:
@@ -299,9 +306,7 @@ def _prepare(query: _Query, args: tuple, direction: Adjacency) -> _Direction:
     if not for_epsilon:
         mirrored = known < 0
         pair = composition.problem(query.structure, tuple(leaves), _REVERSE[direction]).pair
-        swapped = (
-            xp.where(mirrored[:, None, None], b, a) for a, b in zip(problem.pair[2:], pair[2:], strict=True)
-        )
+        swapped = (xp.where(mirrored[:, None, None], b, a) for a, b in zip(problem.pair[2:], pair[2:], strict=True))
         problem = problem._replace(pair=SampledGaussianPair(*problem.pair[:2], *swapped))
         known = abs(known)
 
@@ -323,9 +328,7 @@ def _prepare(query: _Query, args: tuple, direction: Adjacency) -> _Direction:
     keep = active & ~bare
     pair = pair._replace(sigma=xp.where(keep, pair.sigma, 1.0), q=xp.where(keep, pair.q, 0.0))
     idle = invalid | empty | exposed | silent
-    clean = Problem(
-        xp.where(idle, 1.0, variance), pair, xp.where(keep & ~idle[:, None], count, 0.0)
-    )
+    clean = Problem(xp.where(idle, 1.0, variance), pair, xp.where(keep & ~idle[:, None], count, 0.0))
     full = Problem(variance, problem.pair._replace(sigma=xp.where(bare, 1.0, problem.pair.sigma)), count)
     touched, largest = log_touched(full), largest_loss(full)
     touched = xp.where(xp.isinf(variance), 0.0, touched)
@@ -353,19 +356,20 @@ def _engines(query: _Query, lanes: _Direction, solve_closed, solve_contour) -> t
     components = lanes.problem.pair.sigma.shape[1]
     settings = _lanes.Settings("epsilon" if query.answer == "epsilon" else "delta", query.rtol, query.max_nodes)
     if query.method == "levy":
-        from dpjax import levy  # an independent engine, only loaded when asked for
-
-        found = levy.solve(lanes.problem, lanes.given, unknown=settings.unknown, rtol=query.rtol)
+        found = (_levy if xp is jnp else _precision.compiled(_levy))(settings, lanes.problem, lanes.given)
         status = xp.where(found.converged, int(Status.CONVERGED), int(Status.ROUNDING))
         return found.lower, found.estimate, found.upper, status, zero + int(Method.LEVY), zero + found.nodes
-    exact = closed_form.applies(lanes.problem)
+    # Whether a traced count is 1 is not known: only a record that is a single step goes to the closed form then.
+    traced = xp is jnp
+    single = components == 0 or query.single
+    exact = closed_form.applies(lanes.problem) if not traced else xp.zeros(zero.shape, bool) | single
     if query.method == "contour":
         exact = exact & False
     closed = by_contour = None
-    if query.method != "contour":
+    if query.method == "closed_form" or (query.method == "auto" and (single or not traced)):
         ends = solve_closed(settings, lanes.problem, lanes.given, exact | lanes.settled)
         closed = (*ends, zero + int(Status.CONVERGED), zero + int(Method.CLOSED_FORM), zero)
-    if query.method == "contour" or (query.method == "auto" and components):
+    if query.method == "contour" or (query.method == "auto" and components and not (traced and single)):
         found = solve_contour(settings, lanes.problem, lanes.given, exact | lanes.settled)
         short = xp.where(found.cancelled, int(Status.ROUNDING), int(Status.MAX_NODES))
         status = xp.where(found.converged, int(Status.CONVERGED), short)
@@ -435,6 +439,12 @@ def _closed_form(settings: _lanes.Settings, problem: Problem, given: Any) -> tup
     return tuple(closed_form.solve(problem, given, unknown=settings.unknown))
 
 
+def _levy(settings: _lanes.Settings, problem: Problem, given: Any) -> Any:
+    from dpjax import levy  # an independent engine, only loaded when asked for
+
+    return levy.solve(problem, given, unknown=settings.unknown, rtol=settings.tol)
+
+
 def _answer_concrete(query: _Query, *args: np.ndarray) -> tuple:
     def solve_closed(settings, problem, given, skip):
         ends = tuple(np.full(given.shape, np.nan) for _ in range(3))
@@ -450,7 +460,8 @@ def _answer_concrete(query: _Query, *args: np.ndarray) -> tuple:
 
     def solve_contour(settings, problem, given, skip):
         n = given.shape[0]
-        answer = _lanes.Answer(*(np.zeros(n) for _ in range(3)), np.ones(n, bool), np.zeros(n, bool), np.zeros(n))
+        blank = [np.zeros(n) for _ in range(4)]
+        answer = _lanes.Answer(blank[0], blank[1], blank[2], np.ones(n, bool), np.zeros(n, bool), blank[3])
         todo = np.flatnonzero(~skip)
         if todo.size:
             part = _lanes.solve_concrete(settings, jax.tree.map(lambda a: a[todo], problem), given[todo])
@@ -472,11 +483,6 @@ def _answer_traced(query: _Query, *args: jax.Array) -> tuple:
     lower, estimate, upper, *codes = _answer(query, args, solve_closed, solve_contour)
     # an invalid argument poisons every derivative, not only the value
     invalid = codes[0] == int(Status.INVALID)
-    poison = sum(
-        jnp.sum(jnp.where(_like(invalid, x), jnp.nan * x, 0.0).reshape(invalid.shape[0], -1), 1) for x in args
-    )
+    factor = jnp.where(invalid, jnp.nan, 0.0)
+    poison = sum(factor * jnp.sum(jnp.where(jnp.isfinite(x), x, 0.0).reshape(x.shape[0], -1), 1) for x in args)
     return lower, estimate + poison, upper, *codes
-
-
-def _like(flag: jax.Array, x: jax.Array) -> jax.Array:
-    return flag.reshape(flag.shape + (1,) * (x.ndim - 1))

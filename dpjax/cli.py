@@ -365,7 +365,7 @@ def _answer(
         method=method,
         rtol=rtol,
     )
-    method, status = str(bounds.method), _named(dpjax.Status(int(bounds.status)))
+    method, status = dpjax.Method(int(bounds.method)).name.lower(), _named(dpjax.Status(int(bounds.status)))
     inputs = {
         "noise_multiplier": run.noise_multiplier,
         "sampling_probability": run.sampling_probability,

@@ -48,7 +48,11 @@ def check(mechanism: Mechanism) -> None:
 
 def _own_leaves(mechanism: Mechanism) -> list:
     """The numbers of a record that is not a schedule, without those inside schedules."""
-    return [x for x in jax.tree.leaves(mechanism, is_leaf=lambda m: isinstance(m, ComposedOver)) if not isinstance(x, ComposedOver)]
+    return [
+        x
+        for x in jax.tree.leaves(mechanism, is_leaf=lambda m: isinstance(m, ComposedOver))
+        if not isinstance(x, ComposedOver)
+    ]
 
 
 def _schedules(mechanism: Mechanism) -> list[ComposedOver]:
@@ -155,7 +159,7 @@ def problem(structure: Any, leaves: tuple, direction: Adjacency) -> Problem:
             variance = variance + xp.sum(xp.where(count > 0, count * each, 0.0), 1)
         else:
             numbers = [xp.broadcast_to(a, shape).reshape((lanes, -1)) for a in (pair.sigma, pair.q)]
-            parts = [xp.broadcast_to(a, (*numbers[0].shape, a.shape[-1])) for a in pair[2:]]
+            parts = [np.broadcast_to(a, (*shape, a.shape[-1])).reshape((lanes, -1, a.shape[-1])) for a in pair[2:]]
             sampled.append((SampledGaussianPair(*numbers, *parts), count))
     if not sampled:
         empty = xp.zeros((lanes, 0))

@@ -19,10 +19,24 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from dpjax import cumulant
-from dpjax._plan import MANY, PI, TINY, Plan, Problem, choose, climb, largest_loss, log_touched, pick, xlogx
+from dpjax._plan import (
+    MANY,
+    PI,
+    TINY,
+    Plan,
+    Problem,
+    at_least,
+    choose,
+    climb,
+    largest_loss,
+    log_touched,
+    pick,
+    xlogx,
+)
 from dpjax._special import log1p, sincos
 
 _PASSES = 6
@@ -73,7 +87,7 @@ class Line(NamedTuple):
 
 
 class Tilt(NamedTuple):
-    """What is fixed once the tilt is: windows and real cumulants, (lanes, components) and (lanes,)."""
+    """What is fixed once the contour is: windows, real cumulants, bounds; (lanes, components) and (lanes,)."""
 
     window: cumulant.Window
     step: jax.Array
@@ -82,17 +96,57 @@ class Tilt(NamedTuple):
     k_size: jax.Array  # sum of |count K|
     mean: jax.Array
     log_inner: jax.Array  # log relative error of one step's exp K(s + it), t up to the cutoff
+    log_cut: jax.Array  # log of a bound on |exp K(s + it)|, t >= cut; (lanes,)
+    cut: jax.Array
+    above: tuple[jax.Array, jax.Array]  # (r, upper bound of K(r)) for the aliases above
+    chernoff: tuple[jax.Array, jax.Array]  # the same for Chernoff's bound
 
 
-def fix_tilt(problem: Problem, plan: Plan) -> Tilt:
+def _stack(*trees):
+    return jax.tree.map(lambda *a: jnp.concatenate(a), *trees)
+
+
+def fix_tilt(problem: Problem, plan: Plan, capacity: int) -> Tilt:
+    """Certified real cumulants at s and at the two r that bound tails, and the envelopes of the contour integrand."""
     pair, count = problem.pair, problem.count
-    win = cumulant.window(pair, plan.s)
-    step = jnp.maximum(plan.step, (win.high - win.low) / _MAX_X)
-    real = cumulant.real(pair, plan.s, win, step)
+    lanes = plan.s.shape[0]
+    gap = plan.s_grid - plan.s[:, None]
+    tail = plan.k_grid - plan.s_grid * plan.epsilon[:, None] + xlogx(plan.s_grid)
+    beyond = jnp.where(gap > 1e-3 * plan.s[:, None], tail - gap * plan.period[:, None], jnp.inf)
+    r_up, r_chernoff = pick(plan.s_grid, at_least(beyond)), pick(plan.s_grid, at_least(tail))
+
+    # s and both r in one batch: the program has these loops once
+    s3, pair3 = _stack(plan.s, r_up, r_chernoff), _stack(pair, pair, pair)
+    win3 = cumulant.window(pair3, s3)
+    fine = cumulant.real_step(pair3, s3)
+    step3 = jnp.concatenate([jnp.minimum(plan.step, fine[:lanes]), fine[lanes:]])
+    step3 = jnp.maximum(step3, (win3.high - win3.low) / _MAX_X)
+    real3 = cumulant.real(pair3, s3, win3, step3)
+    first = lambda tree: jax.tree.map(lambda a: a[:lanes], tree)
+    win, step, real = first(win3), step3[:lanes], first(real3)
+    unit = float(jnp.finfo(plan.s.dtype).epsneg)
+    rise = jnp.log1p(jnp.exp(jnp.minimum(real3.log_error, 100.0)))
+    rise = rise + 64 * unit * jnp.minimum(jnp.abs(real3.value) + TINY, 1.0)
+    gauss3 = 0.5 * jnp.concatenate([problem.variance] * 3) * s3 * (1 + s3)
+    k_upper = (jnp.sum(jnp.concatenate([count] * 3) * (real3.value + rise), 1) + gauss3) * (1 + 1e-14)
+
+    cut = jnp.minimum(plan.nodes - 1, capacity - 1) * (2 * PI / plan.period)
+    double = lambda tree: jax.tree.map(lambda a: jnp.concatenate([a, a]), tree)
+    shift = _stack(plan.shift_up, plan.shift_down)
+    envelope = cumulant.log_envelope(
+        double(pair), double(plan.s), _stack(cut, -jnp.maximum(cut, plan.cutoff)), shift, double(win), double(step)
+    )
+    up, down = envelope[:lanes], envelope[lanes:]
+    secant = cumulant.log_secant(pair, plan.s, plan.shift_up)
+    own = cumulant.log_real_alias(pair, plan.s, step, plan.shift_up)
+    own = jnp.logaddexp(own, win.log_tail - real.value + secant)
+    up = jnp.logaddexp(up, real.value + 0.5 * plan.shift_up**2 + own)
+    up = jnp.minimum(up, real.value + rise[:lanes])
     gauss = 0.5 * problem.variance * plan.s * (1 + plan.s)
+    log_cut = jnp.sum(jnp.where(pair.q > 0, count * up, 0.0), 1) + gauss - 0.5 * problem.variance * cut * cut
+
     strip = 2 * PI * plan.shift_down / step
-    down = cumulant.log_envelope(pair, plan.s, -plan.cutoff, plan.shift_down, win, step) + jnp.log(2.0)
-    down = down - real.value - strip - jnp.log(-jnp.expm1(-strip))
+    down = down + np.log(2.0) - real.value - strip - jnp.log(-jnp.expm1(-strip))
     log_inner = jnp.logaddexp(jnp.logaddexp(down, real.log_error), -80.0)
     return Tilt(
         win, step, real,
@@ -100,6 +154,9 @@ def fix_tilt(problem: Problem, plan: Plan) -> Tilt:
         gauss + jnp.sum(count * jnp.abs(real.value), 1),
         problem.variance * (plan.s + 0.5) + jnp.sum(count * real.mean, 1),
         jnp.where((count > 0) & (pair.q > 0), log_inner, -jnp.inf),
+        log_cut, cut,
+        (r_up, k_upper[lanes : 2 * lanes]),
+        (r_chernoff, k_upper[2 * lanes :]),
     )  # fmt: skip
 
 
@@ -120,14 +177,17 @@ def _kernel(s: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def block_nodes(plan: Plan, h: jax.Array, start: jax.Array, size: int):
-    n = start + jnp.arange(size)
-    t = n * h[:, None]
-    half = jnp.where(n == 0, jnp.log(0.5), 0.0)
-    inside = n[None, :] < plan.nodes[:, None]
+    """(t, log of the weight) of a block of nodes, (lanes, size); the weight is half at n = 0, and 0 past the last."""
+    n = start + np.arange(size, dtype=np.int32)
+    t = n.astype(h.dtype) * h[:, None]
+    half = jnp.where(n == 0, np.log(0.5), 0.0)
+    inside = n.astype(h.dtype) < plan.nodes[:, None]
     return t, jnp.where(inside, half, -jnp.inf)
 
 
-def integrand(problem: Problem, plan: Plan, tilt: Tilt, t, half, log_modulus, angle, eps) -> tuple[jax.Array, jax.Array]:
+def integrand(
+    problem: Problem, plan: Plan, tilt: Tilt, t, half, log_modulus, angle, eps
+) -> tuple[jax.Array, jax.Array]:
     """log modulus and phase of the terms at t, without exp(K(s) - s eps); (lanes, nodes).
 
     ``half`` is the log of the term's weight; ``log_modulus`` and ``angle`` are those of the components' phi.
@@ -154,41 +214,31 @@ def line(problem: Problem, plan: Plan, tilt: Tilt, capacity: int, block: int, x_
         raised = jnp.logaddexp(log_modulus, error)
         inner = weight + jnp.sum(count * (raised - log_modulus), 1)
         inner = inner + jnp.log(jnp.sum(count * jnp.exp(error - raised), 1) + TINY)
-        put = lambda whole, part: lax.dynamic_update_slice(whole, part, (0, start))
-        return start + block, put(log_weight, weight), put(phase, angles), put(log_inner, inner)
+        put = lambda whole, part: lax.dynamic_update_slice(whole, part, (np.int32(0), start))
+        return start + np.int32(block), put(log_weight, weight), put(phase, angles), put(log_inner, inner)
 
     empty = jnp.full((lanes, capacity), -jnp.inf, plan.s.dtype)
     used = jnp.minimum(jnp.max(plan.nodes), capacity)
     _, log_weight, phase, log_inner = lax.while_loop(
-        lambda carry: carry[0] < used, body, (0, empty, jnp.zeros_like(empty), empty)
+        lambda carry: carry[0] < used, body, (np.int32(0), empty, jnp.zeros_like(empty), empty)
     )
     return Line(h, h[:, None] * jnp.arange(capacity), log_weight, phase, log_inner)
 
 
 class Sums(NamedTuple):
-    """S and its parts relative to exp(plan.log_delta); (lanes,)."""
+    """S and its parts at several eps, relative to exp(plan.log_delta); (lanes, trials)."""
 
+    estimate: jax.Array  # S - A + A'
+    slope: jax.Array  # its derivative in eps
     total: jax.Array  # S
-    slope: jax.Array  # dS / d eps
     absolute: jax.Array  # sum of |terms|
     absolute_log: jax.Array  # sum of |terms| |log of the term|
     absolute_t: jax.Array  # sum of |terms| t
 
 
 def log_scale(plan: Plan, tilt: Tilt, eps: jax.Array) -> jax.Array:
-    return tilt.k - plan.s * eps - plan.log_delta + jnp.log(2 / plan.period)  # h / pi
-
-
-def sums(plan: Plan, tilt: Tilt, on: Line, eps: jax.Array) -> Sums:
-    """The trapezoid sum at ``eps`` (lanes,)."""
-    scale = jnp.exp(jnp.minimum(log_scale(plan, tilt, eps), 600.0))
-    amplitude = jnp.exp(on.log_weight)
-    size = jnp.where(amplitude > 0, jnp.abs(on.log_weight), 0.0)
-    sine, cosine = sincos(on.phase - on.t * (eps - plan.epsilon)[:, None])
-    add = lambda terms: scale * _pairwise_sum(terms)
-    total = add(amplitude * cosine)
-    slope = -plan.s * total + add(amplitude * on.t * sine)
-    return Sums(total, slope, add(amplitude), add(amplitude * size), add(amplitude * on.t))
+    """log of (h / pi) exp(K(s) - s eps), relative to exp(plan.log_delta)."""
+    return tilt.k - plan.s * eps - plan.log_delta + jnp.log(2 / plan.period)
 
 
 def _pairwise_sum(terms: jax.Array) -> jax.Array:
@@ -200,25 +250,33 @@ def _pairwise_sum(terms: jax.Array) -> jax.Array:
 
 
 def known_alias(plan: Plan, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A and A' of the down aliases, relative to exp(plan.log_delta)."""
+    """A and A' of the down aliases at ``eps`` (lanes,), relative to exp(plan.log_delta)."""
     decay, decay1 = plan.s * plan.period, (1 + plan.s) * plan.period
     a = jnp.exp(-decay - plan.log_delta) / -jnp.expm1(-decay)
     return a, jnp.exp(jnp.minimum(eps - decay1 - plan.log_delta, 600.0)) / -jnp.expm1(-decay1)
 
 
-def _estimate(plan: Plan, tilt: Tilt, on: Line, eps: jax.Array):
-    """(S - A + A', its derivative in eps, the sums), relative to exp(plan.log_delta)."""
-    at = sums(plan, tilt, on, eps)
-    a, a1 = known_alias(plan, eps)
-    return at.total - a + a1, at.slope + a1, at
+def sums(plan: Plan, tilt: Tilt, on: Line, eps: jax.Array) -> Sums:
+    """The trapezoid sum at ``eps`` (lanes, trials)."""
+    wide = jax.tree.map(lambda a: a[:, None], plan)
+    scale = jnp.exp(jnp.minimum(log_scale(plan, tilt, eps.T).T, 600.0))
+    amplitude = jnp.broadcast_to(jnp.exp(on.log_weight)[:, None], (*eps.shape, on.t.shape[-1]))
+    size = jnp.where(amplitude > 0, jnp.abs(on.log_weight)[:, None], 0.0)
+    t = on.t[:, None]
+    sine, cosine = sincos(on.phase[:, None] - t * (eps - plan.epsilon[:, None])[..., None])
+    terms = jnp.stack([amplitude * cosine, amplitude * t * sine, amplitude, amplitude * size, amplitude * t])
+    total, turn, absolute, absolute_log, absolute_t = scale * _pairwise_sum(terms)
+    a, a1 = known_alias(wide, eps)
+    return Sums(total - a + a1, turn - wide.s * total + a1, total, absolute, absolute_log, absolute_t)
 
 
 def solve_epsilon(plan: Plan, tilt: Tilt, on: Line) -> jax.Array:
     """The eps >= 0 at which the estimate is exp(plan.log_delta): Newton's method on the log, inside a bracket."""
 
     def body(carry):
-        i, eps, low, high, moved = carry
-        value, slope, _ = _estimate(plan, tilt, on, eps)
+        i, eps, low, high, _ = carry
+        found = sums(plan, tilt, on, eps[:, None])
+        value, slope = found.estimate[:, 0], found.slope[:, 0]
         above = value > 1
         low, high = jnp.where(above, eps, low), jnp.where(above, high, eps)
         safe = jnp.where(value > 0, value, 1.0)
@@ -230,66 +288,30 @@ def solve_epsilon(plan: Plan, tilt: Tilt, on: Line) -> jax.Array:
         new = jnp.where((eps == 0) & ~above, 0.0, new)
         return i + 1, new, low, high, jnp.abs(new - eps) > 4e-16 * jnp.abs(new)
 
-    start = (0, plan.epsilon, jnp.full_like(plan.epsilon, -1e-300), jnp.full_like(plan.epsilon, jnp.inf), plan.s > 0)
+    start = (np.int32(0), plan.epsilon, plan.epsilon * 0 - TINY, plan.epsilon * 0 + jnp.inf, plan.s > 0)
     return lax.while_loop(lambda carry: (carry[0] < 60) & jnp.any(carry[4]), body, start)[1]
 
 
-def _certified_k(problem: Problem, s: jax.Array) -> jax.Array:
-    """An upper bound of K(s), (lanes,)."""
-    pair = problem.pair
-    win = cumulant.window(pair, s)
-    step = jnp.maximum(cumulant.real_step(pair, s), (win.high - win.low) / _MAX_X)
-    real = cumulant.real(pair, s, win, step)
-    unit = jnp.finfo(s.dtype).epsneg
-    above = jnp.log1p(jnp.exp(jnp.minimum(real.log_error, 100.0))) + 64 * unit * jnp.minimum(
-        jnp.abs(real.value) + 1e-300, 1.0
-    )
-    total = jnp.sum(problem.count * (real.value + above), 1) + 0.5 * problem.variance * s * (1 + s)
-    return total * (1 + 1e-14)
-
-
 def certify(problem: Problem, plan: Plan, tilt: Tilt, on: Line, eps: jax.Array, at: Sums) -> Certificate:
-    """Bounds on every error of the estimate at ``eps``, relative to exp(plan.log_delta)."""
-    pair, count = problem.pair, problem.count
-    # alias up: Chernoff's bound at the r of the grid that makes it smallest
-    gap = plan.s_grid - plan.s[:, None]
-    bound = plan.k_grid - plan.s_grid * eps[:, None] + xlogx(plan.s_grid) - gap * plan.period[:, None]
-    r = pick(plan.s_grid, jnp.argmin(jnp.where(gap > 1e-3 * plan.s[:, None], bound, jnp.inf), 1))
+    """Bounds on every error of the estimate at ``eps`` (lanes,), relative to exp(plan.log_delta); ``at`` is (lanes,)."""
+    r, k_r = tilt.above
     decay = (r - plan.s) * plan.period
-    log_up = _certified_k(problem, r) - r * eps + xlogx(r) - decay - jnp.log(-jnp.expm1(-decay)) - plan.log_delta
+    log_up = k_r - r * eps + xlogx(r) - decay - jnp.log(-jnp.expm1(-decay)) - plan.log_delta
     none = eps + plan.period >= largest_loss(problem)
-    alias_up = jnp.where(none, 0.0, jnp.exp(jnp.minimum(log_up, 600.0)))
+    alias_up = jnp.where(none, 0.0, jnp.exp(jnp.minimum(jnp.where(decay > 0, log_up, 600.0), 600.0)))
     _, alias_down = known_alias(plan, eps)
 
-    cut = jnp.minimum(plan.nodes - 1, on.t.shape[1] - 1) * on.h
-    envelope = cumulant.log_envelope(pair, plan.s, cut, plan.shift_up, tilt.window, tilt.step)
-    own = (
-        tilt.real.value
-        + 0.5 * plan.shift_up**2
-        + jnp.logaddexp(
-            cumulant.log_real_alias(pair, plan.s, tilt.step, plan.shift_up), tilt.window.log_tail - tilt.real.value
-        )
-    )
-    envelope = jnp.minimum(
-        jnp.logaddexp(envelope, own), tilt.real.value + jnp.exp(jnp.minimum(tilt.real.log_error, 50.0))
-    )
-    gauss = 0.5 * problem.variance * (plan.s * (1 + plan.s) - cut * cut)
-    log_cut = (
-        jnp.sum(jnp.where(pair.q > 0, count * envelope, 0.0), 1)
-        + gauss
-        - plan.s * eps
-        - jnp.log(PI * cut)
-        - plan.log_delta
-    )
-    truncation = jnp.exp(jnp.minimum(log_cut, 600.0))
+    log_cut = tilt.log_cut - plan.s * eps - jnp.log(PI * tilt.cut) - plan.log_delta
+    truncation = jnp.exp(jnp.minimum(jnp.where(tilt.cut > 0, log_cut, 600.0), 600.0))
 
     scale = jnp.exp(jnp.minimum(log_scale(plan, tilt, eps), 600.0))
-    real_error = jnp.sum(jnp.where(pair.q > 0, count * jnp.exp(jnp.minimum(tilt.real.log_error, 100.0)), 0.0), 1)
+    relative = jnp.exp(jnp.minimum(tilt.real.log_error, 100.0))
+    real_error = jnp.sum(jnp.where(problem.pair.q > 0, problem.count * relative, 0.0), 1)
     inner = scale * jnp.sum(jnp.exp(on.log_inner), 1) + jnp.abs(at.total) * jnp.expm1(jnp.minimum(real_error, 100.0))
 
     # The scale is common to all terms; each term has its own rounding in the kernel, the log modulus and the phase.
-    unit = jnp.finfo(eps.dtype).epsneg
-    phase = jnp.sum(count * tilt.real.spread, 1) + jnp.abs(tilt.mean - eps)
+    unit = float(jnp.finfo(eps.dtype).epsneg)
+    phase = jnp.sum(problem.count * tilt.real.spread, 1) + jnp.abs(tilt.mean - eps)
     common = tilt.k_size + jnp.abs(plan.s * eps) + jnp.abs(plan.log_delta) + 8
     rounding = unit * (
         _PER_TERM * at.absolute
@@ -304,41 +326,38 @@ def certify(problem: Problem, plan: Plan, tilt: Tilt, on: Line, eps: jax.Array, 
 # The answer
 
 
-def _chernoff(problem: Problem, plan: Plan, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(r, upper bound of K(r)) at the r of the grid with the smallest Chernoff bound at ``eps``."""
-    bound = plan.k_grid + xlogx(plan.s_grid) - plan.s_grid * eps[:, None]
-    r = pick(plan.s_grid, jnp.argmin(bound, 1))
-    return r, _certified_k(problem, r)
+_UP, _DOWN = np.asarray([0.0, 1.0, 1.5, 4.0, 20.0]), np.asarray([1.0, 1.5, 4.0])
 
 
-def _step_up(plan: Plan, tilt: Tilt, on: Line, eps, slope, errors):
-    """The smallest tried eps' >= eps whose upper bound on delta is at most the target, +inf if none was found."""
+def _epsilon_ends(
+    plan: Plan, tilt: Tilt, on: Line, eps: jax.Array, slope: jax.Array, over: jax.Array, under: jax.Array
+):
+    """(lower, upper): tried eps' at which the certified bounds on delta lie on the right side of the target.
 
-    def upper(e):
-        value, _, at = _estimate(plan, tilt, on, e)
-        return jnp.minimum(value, at.total) + errors * 1.01
+    ``over`` and ``under`` are the errors of the estimate's upper and lower bound at ``eps``. Every error falls with
+    eps, and grows towards smaller eps at most like exp(-r eps), r the largest tilt of the grid. The upper end is
+    +inf and the lower 0 where no trial does.
+    """
+    unit = 4 * float(jnp.finfo(eps.dtype).epsneg)
+    per = 1.02 / jnp.maximum(-slope, TINY)
+    above = eps[:, None] + _UP * (per * over + unit * eps)[:, None]
+    below = jnp.maximum(eps[:, None] - _DOWN * (per * under + unit * eps)[:, None], 0.0)
+    found = sums(plan, tilt, on, jnp.concatenate([above, below], 1))
+    n = len(_UP)
+    fits = jnp.minimum(found.estimate, found.total)[:, :n] + 1.01 * over[:, None] <= 1
+    fits = fits & ((np.arange(n) > 0) | (eps == 0)[:, None])
+    grown = 1.01 * under[:, None] * jnp.exp(jnp.minimum(plan.s_grid[:, -1:] * (eps[:, None] - below), 100.0))
+    reaches = found.estimate[:, n:] - grown >= 1
+    return jnp.max(jnp.where(reaches, below, 0.0), 1), jnp.min(jnp.where(fits, above, jnp.inf), 1)
 
-    unit = 4 * jnp.finfo(eps.dtype).epsneg
-    first = 1.02 * errors / jnp.maximum(-slope, TINY) + unit * eps
-    answer = jnp.full_like(eps, jnp.inf)
-    for factor in (1.0, 1.5, 4.0, 20.0):
-        trial = eps + factor * first
-        answer = jnp.where(jnp.isinf(answer) & (upper(trial) <= 1), trial, answer)
-    return jnp.where((eps == 0) & (upper(eps) <= 1), 0.0, answer)
 
-
-def _step_down(plan: Plan, tilt: Tilt, on: Line, eps, slope, errors):
-    """The largest tried eps' <= eps whose lower bound on delta is at least the target, 0 if none was found."""
-    unit = 4 * jnp.finfo(eps.dtype).epsneg
-    first = 1.02 * errors / jnp.maximum(-slope, TINY) + unit * eps
-    answer = jnp.zeros_like(eps)
-    for factor in (4.0, 1.5, 1.0):
-        trial = jnp.maximum(eps - factor * first, 0.0)
-        value, _, _ = _estimate(plan, tilt, on, trial)
-        # every error grows at most like exp(-r eps), r the largest tilt of the grid
-        grown = errors * 1.01 * jnp.exp(jnp.minimum(plan.s_grid[:, -1] * (eps - trial), 100.0))
-        answer = jnp.where(value - grown >= 1, trial, answer)
-    return answer
+class _State(NamedTuple):
+    passes: jax.Array
+    done: jax.Array
+    epsilon: jax.Array  # what the next contour is chosen for
+    log_delta: jax.Array
+    tol: jax.Array
+    solution: Solution
 
 
 @partial(jax.jit, static_argnames=("tol", "unknown", "capacity", "block", "x_block"))
@@ -359,7 +378,7 @@ def solve(
       given: shape (lanes,).
       tol: relative tolerance on delta.
       unknown: "epsilon" or "delta".
-      capacity: the most nodes that any lane may use.
+      capacity: the most nodes that any lane may use, a power of two.
       block, x_block: how many contour nodes, and how many inner nodes, are evaluated at once.
 
     Returns:
@@ -367,101 +386,96 @@ def solve(
       cancel too far, has the bound that it reached, and says so.
     """
     for_epsilon = unknown == "epsilon"
-    blank = jnp.full_like(given, jnp.nan)
-    eps0, log0 = (blank, given) if for_epsilon else (given, blank)
     lanes = given.shape[0]
+    none = given * jnp.nan
+    unit = float(jnp.finfo(given.dtype).epsneg)
 
-    def evaluate(plan: Plan):
-        tilt = fix_tilt(problem, plan)
+    def evaluate(plan: Plan, rough: jax.Array) -> Solution:
+        tilt = fix_tilt(problem, plan, capacity)
         on = line(problem, plan, tilt, capacity, block, x_block)
         eps = solve_epsilon(plan, tilt, on) if for_epsilon else plan.epsilon
-        value, slope, at = _estimate(plan, tilt, on, eps)
+        at = jax.tree.map(lambda a: a[:, 0], sums(plan, tilt, on, eps[:, None]))
         c = certify(problem, plan, tilt, on, eps, at)
         over = c.truncation + c.inner + c.rounding
         under = over + c.alias_up + c.alias_down
-        safe = jnp.where(value > 0, value, jnp.nan)
-        wide = jnp.where(value > 0, jnp.maximum(over, under / 3) / jnp.where(value > 0, value, 1.0), jnp.inf)
+        good = at.estimate > 0
+        safe = jnp.where(good, at.estimate, 1.0)
+        wide = jnp.where(good, jnp.maximum(over, under / 3) / safe, jnp.inf)
         limited = (c.rounding >= 0.2 * under) & (under < 4 * c.rounding)
+        r, k = tilt.chernoff
         if for_epsilon:
-            upper = _step_up(plan, tilt, on, eps, slope, over)
-            lower = _step_down(plan, tilt, on, eps, slope, under)
-            estimate = eps
+            lower, upper = _epsilon_ends(plan, tilt, on, eps, at.slope, over, under)
+            estimate = jnp.where(good, eps, jnp.nan)
+            bound = (k + xlogx(r) - given) / r * (1 + 8 * unit) + 8 * unit * jnp.abs(given) / r
+            last = 0.0
         else:
-            upper = jnp.log(jnp.maximum(jnp.minimum(value, at.total), 0.0) + over) + plan.log_delta
-            lower = jnp.log(jnp.maximum(value - under, 0.0)) + plan.log_delta
-            estimate = jnp.log(safe) + plan.log_delta
-        # rounding of the logarithms and exponentials of this function itself
-        last = 8 * jnp.finfo(given.dtype).epsneg * jnp.where(for_epsilon, 0.0, jnp.abs(plan.log_delta) + 1)
-        converged = (wide <= tol) & jnp.isfinite(upper)
+            upper = jnp.log(jnp.maximum(jnp.minimum(at.estimate, at.total), 0.0) + over) + plan.log_delta
+            lower = jnp.log(jnp.maximum(at.estimate - under, 0.0)) + plan.log_delta
+            estimate = jnp.where(good, jnp.log(safe) + plan.log_delta, jnp.nan)
+            bound = k + xlogx(r) - r * given + 8 * unit * (jnp.abs(k) + jnp.abs(r * given) + 1)
+            last = 8 * unit * (jnp.abs(plan.log_delta) + 1)  # rounding of the logarithms of this function itself
         return Solution(
-            lower - last, estimate, upper + last, converged, limited, jnp.minimum(plan.nodes, capacity), plan, c
+            lower=lower - last,
+            estimate=estimate,
+            upper=jnp.minimum(jnp.where(jnp.isnan(upper), jnp.inf, upper) + last, jnp.where(r > 0, bound, jnp.inf)),
+            converged=(wide <= tol) & jnp.isfinite(upper) & ~rough,
+            cancelled=limited & ~rough,
+            nodes=jnp.minimum(plan.nodes, capacity),
+            plan=plan,
+            certificate=c,
         )
 
-    def merge(done, new, old):
-        return jax.tree.map(lambda a, b: jnp.where(done.reshape((lanes,) + (1,) * (a.ndim - 1)), b, a), new, old)
-
-    def again(carry):
-        i, solution, done = carry
-        old = solution.plan
-        eps = jnp.where(jnp.isfinite(solution.estimate), solution.estimate, old.epsilon) if for_epsilon else given
-        log_d = (
-            given
-            if for_epsilon
-            else jnp.where(
-                jnp.isfinite(solution.estimate), solution.estimate, jnp.minimum(solution.upper, old.log_delta)
-            )
+    def again(state: _State) -> _State:
+        plan = climb(problem, choose(problem, state.epsilon, state.log_delta, state.tol), capacity)
+        # Where many nodes are needed the saddle-point guess is off by orders of magnitude: a rough pass first.
+        first = state.passes == 0
+        rough = first & (plan.nodes > MANY) & (capacity > MANY)
+        plan = plan._replace(nodes=jnp.where(rough, 0.0, plan.nodes))
+        new, old = evaluate(plan, rough), state.solution
+        full = new.plan.nodes > capacity
+        moved = jnp.abs(new.estimate - old.estimate) * (plan.s if for_epsilon else 1.0)
+        settled = new.converged | new.cancelled | (moved < 0.1) | (full & ((capacity <= MANY) | ~first))
+        settled = settled & ~rough
+        narrower = (new.upper - new.lower) <= (old.upper - old.lower)
+        keep_old = ~narrower & jnp.isfinite(old.estimate)
+        new = new._replace(
+            upper=jnp.where(new.upper < old.upper, new.upper, old.upper),
+            lower=jnp.where(new.lower > old.lower, new.lower, old.lower),
+            estimate=jnp.where(keep_old, old.estimate, new.estimate),
         )
-        new = evaluate(climb(problem, choose(problem, eps, log_d, tols, "delta"), capacity))
-        better = new.upper < solution.upper
-        keep_upper = jnp.where(better, new.upper, solution.upper)
-        keep_lower = jnp.maximum(new.lower, solution.lower)
-        new = new._replace(upper=keep_upper, lower=keep_lower)
-        moved = jnp.abs(new.estimate - solution.estimate) * (new.plan.s if for_epsilon else 1.0)
-        settled = new.converged | new.cancelled | (plan_full(new.plan) & plan_full(old)) | (moved < 0.1)
-        narrower = (new.upper - new.lower) <= (solution.upper - solution.lower)
-        new = new._replace(estimate=jnp.where(narrower, new.estimate, solution.estimate))
-        return i + 1, merge(done, new, solution), done | settled
+        keep = state.done | rough
+        choice = lambda a, b: jnp.where(keep.reshape((lanes,) + (1,) * (a.ndim - 1)), b, a)
+        new = jax.tree.map(choice, new, old)
+        guess = jnp.where(jnp.isfinite(new.estimate), new.estimate, plan.epsilon if for_epsilon else plan.log_delta)
+        eps, log_d = (guess, given) if for_epsilon else (given, guess)
+        return _State(
+            state.passes + 1,
+            state.done | settled,
+            jnp.where(rough, state.epsilon, eps),
+            jnp.where(rough, state.log_delta, log_d),
+            jnp.where(rough, jnp.maximum(tol, _ROUGH), tol),
+            new,
+        )
 
-    def plan_full(plan):
-        return plan.nodes > capacity
-
-    tols = jnp.full_like(given, tol)
-    plan = choose(problem, eps0, log0, tols, unknown)
-    # Where many nodes are needed the saddle-point guess is off by orders of magnitude: a rough pass first.
-    many = plan.nodes > MANY
-    plan = lax.cond(
-        jnp.any(many),
-        lambda: climb(
-            problem, choose(problem, eps0, log0, jnp.where(many, jnp.maximum(tols, _ROUGH), tols), unknown), capacity
-        ),
-        lambda: plan,
-    )
-    first = evaluate(plan)
-    start = (1, first, first.converged | (plan_full(first.plan) & (capacity < 1024)))
-    _, solution, _ = lax.while_loop(lambda c: (c[0] < _PASSES) & jnp.any(~c[2]), again, start)
-    return _limits(problem, given, solution, for_epsilon)
+    eps0, log0 = (none, given) if for_epsilon else (given, none)
+    shapes = jax.eval_shape(lambda: evaluate(choose(problem, eps0, log0, none * 0 + tol), given > 0))
+    blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+    blank = blank._replace(lower=given * 0 - jnp.inf, upper=given * 0 + jnp.inf, estimate=none)
+    start = _State(jnp.int32(0), given != given, eps0, log0, given * 0 + tol, blank)
+    found = lax.while_loop(lambda s: (s.passes < _PASSES) & ~jnp.all(s.done), again, start).solution
+    return _limits(problem, given, found, for_epsilon)
 
 
 def _limits(problem: Problem, given: jax.Array, found: Solution, for_epsilon: bool) -> Solution:
-    """Applies the bounds that always hold: Chernoff's, the probability of being sampled at all, the largest loss."""
-    unit = jnp.finfo(given.dtype).epsneg
+    """Applies the bounds that always hold: the probability of being sampled at all, the largest loss."""
     touched, largest = log_touched(problem), largest_loss(problem)
-    eps = (
-        found.plan.epsilon
-        if not for_epsilon
-        else jnp.where(jnp.isfinite(found.estimate), found.estimate, found.plan.epsilon)
-    )
-    r, k = _chernoff(problem, found.plan, eps)
     if for_epsilon:
-        chernoff = (k + xlogx(r) - given) / r * (1 + 8 * unit) + 8 * unit * jnp.abs(given) / r
-        upper = jnp.minimum(jnp.minimum(found.upper, jnp.maximum(chernoff, 0.0)), largest)
+        upper = jnp.minimum(jnp.maximum(found.upper, 0.0), largest)
         upper = jnp.where(touched <= given, 0.0, upper)
-        lower = jnp.minimum(found.lower, upper)
-        estimate = jnp.clip(jnp.where(jnp.isnan(found.estimate), upper, found.estimate), lower, upper)
+        lower = jnp.clip(found.lower, 0.0, upper)
     else:
-        chernoff = k + xlogx(r) - r * given + 8 * unit * (jnp.abs(k) + jnp.abs(r * given) + 1)
-        upper = jnp.minimum(jnp.minimum(found.upper, jnp.minimum(chernoff, 0.0)), touched)
+        upper = jnp.minimum(jnp.minimum(found.upper, 0.0), touched)
         upper = jnp.where(given >= largest, -jnp.inf, upper)
         lower = jnp.minimum(found.lower, upper)
-        estimate = jnp.clip(jnp.where(jnp.isnan(found.estimate), upper, found.estimate), lower, upper)
+    estimate = jnp.clip(jnp.where(jnp.isnan(found.estimate), upper, found.estimate), lower, upper)
     return found._replace(lower=lower, estimate=estimate, upper=upper)

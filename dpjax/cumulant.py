@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from dpjax._special import LOG_2PI, expm1_minus, log1p, minus_log1p, sincos
@@ -21,6 +22,7 @@ PI = jnp.pi
 MARGIN = 9.5  # exp(-9.5^2 / 2) = 2.5e-20: what lies beyond is far below rounding
 _STRIP = 0.98  # fraction of the strip |Im u| < pi sigma that the error bounds use
 _CAP = 500.0
+_ENDS = np.asarray([1.0, 1.25, 1.6, 2.0, 3.0, 4.5])
 
 
 class Nodes(NamedTuple):
@@ -33,12 +35,13 @@ class Nodes(NamedTuple):
 
 
 class Window(NamedTuple):
-    """An interval of u, a bound on the log of the weight outside it, and the log weight's height inside, about."""
+    """An interval of u, a bound on the log of the weight outside it; about its largest log weight, and the loss there."""
 
     low: jax.Array
     high: jax.Array
     log_tail: jax.Array
     height: jax.Array
+    centre: jax.Array
 
 
 def _log_ratio(u: jax.Array, inv: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -99,11 +102,6 @@ def _pull(pair: SampledGaussianPair, s: jax.Array, u_plus: jax.Array, u_minus: j
     return total
 
 
-def _log_weight(pair: SampledGaussianPair, s: jax.Array, u: jax.Array) -> jax.Array:
-    nodes = at(pair, u)
-    return -0.5 * u * u - 0.5 * LOG_2PI + nodes.log_p + s[:, None, None] * nodes.loss
-
-
 def window(pair: SampledGaussianPair, s: jax.Array) -> Window:
     """An interval that holds all but a negligible, bounded part of the weight N(u) exp(x(u)).
 
@@ -122,57 +120,66 @@ def window(pair: SampledGaussianPair, s: jax.Array) -> Window:
             jnp.minimum(high, _pull(pair, s, high, low) * (1 + 1e-14)),
         )
 
-    _, top = lax.fori_loop(0, 16, shrink, (jnp.zeros_like(steepest), steepest))
+    _, top = lax.fori_loop(np.int32(0), np.int32(16), shrink, (jnp.zeros_like(steepest), steepest))
     rising = jnp.any(pair.sign > 0, -1)
     falling = jnp.any(pair.sign < 0, -1)
     low = -MARGIN - jnp.where(falling, inv, 0.0)
     base = jnp.maximum(top, jnp.where(rising, inv, 0.0))
 
     # Close to a tangency the weight falls slowly above the last critical point: take the first of a few ends that do.
-    ends = base[..., None] + MARGIN * jnp.asarray([1.0, 1.25, 1.6, 2.0, 3.0, 4.5])
+    ends = base[..., None] + MARGIN * _ENDS
     edge = jnp.maximum(ends, steepest[..., None] + 1)
-    flat = edge - ends
-    upper = jnp.logaddexp(_log_weight(pair, s, ends) + jnp.log(flat + 1e-300), _log_weight(pair, s, edge))
-    enough = upper < jnp.maximum(0.0, _log_weight(pair, s, base[..., None])) - 42.0
-    pick = jnp.where(jnp.any(enough, -1), jnp.argmax(enough, -1), ends.shape[-1] - 1)
-    high = jnp.take_along_axis(ends, pick[..., None], -1)[..., 0]
-    upper = jnp.take_along_axis(upper, pick[..., None], -1)[..., 0]
+    places = jnp.concatenate([ends, edge, jnp.stack([low, base, jnp.zeros_like(top), top], -1)], -1)
+    nodes = at(pair, places)
+    log_w = -0.5 * places * places - 0.5 * LOG_2PI + nodes.log_p + s[:, None, None] * nodes.loss
+    n = len(_ENDS)
+    upper = jnp.logaddexp(log_w[..., :n] + jnp.log(edge - ends + 1e-300), log_w[..., n : 2 * n])
+    enough = upper < jnp.maximum(0.0, log_w[..., -3:-2]) - 42.0
+    # the ends rise and the bound falls: the first that is enough, or the last
+    chosen = jnp.where(enough & (jnp.cumsum(enough.astype(jnp.int32), -1) == 1), 1.0, 0.0)
+    chosen = chosen.at[..., -1].add(jnp.where(jnp.any(enough, -1), 0.0, 1.0))
+    high, upper = jnp.sum(chosen * ends, -1), jnp.sum(jnp.where(chosen > 0, upper, 0.0), -1)
 
-    lower = _log_weight(pair, s, low[..., None])[..., 0] - jnp.log(-low)
-    linear = jnp.log(3 * jnp.sum(coefficients(pair, s), -1) * pair.q + 1e-300) - 0.5 * MARGIN**2 - jnp.log(MARGIN)
-    height = jnp.max(_log_weight(pair, s, jnp.stack([jnp.zeros_like(top), top], -1)), -1)
-    return Window(low, high, jnp.logaddexp(jnp.logaddexp(upper, lower), linear), height)
+    lower = log_w[..., 2 * n] - jnp.log(-low)
+    linear = jnp.log(3 * jnp.sum(coefficients(pair, s), -1) * pair.q + 1e-300) - 0.5 * MARGIN**2 - np.log(MARGIN)
+    at_top = log_w[..., -1] > log_w[..., -2]
+    height = jnp.where(at_top, log_w[..., -1], log_w[..., -2])
+    centre = jnp.where(at_top, nodes.loss[..., -1], nodes.loss[..., -2])
+    return Window(low, high, jnp.logaddexp(jnp.logaddexp(upper, lower), linear), height, centre)
+
+
+def log_secant(pair: SampledGaussianPair, s: jax.Array, shift: jax.Array) -> jax.Array:
+    """log of sec(shift / (2 sigma))^c, c the falling parts' coefficient: |1 + v| shrinks at most so far off the real axis."""
+    fall = jnp.sum(jnp.where(pair.sign < 0, coefficients(pair, s), 0.0), -1)
+    pad = (1,) * (shift.ndim - fall.ndim)
+    fall, sigma = fall.reshape(fall.shape + pad), pair.sigma.reshape(fall.shape + pad)
+    return -fall * jnp.log(jnp.cos(jnp.minimum(shift / (2 * sigma), 0.5 * PI * 0.999)))
 
 
 def log_real_alias(pair: SampledGaussianPair, s: jax.Array, step: jax.Array, shift: jax.Array) -> jax.Array:
-    """Log of 2 min_a exp(a^2/2 - 2 pi a/step) sec(a/(2 sigma))^c / (1 - exp(-2 pi a/step)), a < pi sigma - shift.
+    """log of 2 min_a exp(a^2/2 - 2 pi a/step) sec((a + shift)/(2 sigma))^c / (1 - exp(-2 pi a/step)), a < pi sigma - shift.
 
     The trapezoid error of N(u) exp(x(u)) is at most this times exp K(s): on the lines Im u = +-a a rising part has
     |1 + v| at most its real value, a falling one at least its real value times cos(a / (2 sigma)).
     """
     limit = _STRIP * PI * pair.sigma - shift
-    c_fall = jnp.sum(jnp.where(pair.sign < 0, coefficients(pair, s), 0.0), -1)
-    a = jnp.minimum(limit, 2 * PI / step)[..., None] * jnp.asarray([1.0, 0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1])
+    a = jnp.minimum(limit, 2 * PI / step)[..., None] * np.asarray([1.0, 0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1])
     decay = 2 * PI * a / step[..., None]
-    secant = -c_fall[..., None] * jnp.log(
-        jnp.cos(jnp.minimum((a + shift[..., None]) / (2 * pair.sigma[..., None]), 0.5 * PI * 0.999))
-    )
-    return jnp.log(2.0) + jnp.min(0.5 * a * a - decay + secant - jnp.log(-jnp.expm1(-decay)), -1)
+    secant = log_secant(pair, s, a + shift[..., None])
+    return np.log(2.0) + jnp.min(0.5 * a * a - decay + secant - jnp.log(-jnp.expm1(-decay)), -1)
 
 
 def real_step(pair: SampledGaussianPair, s: jax.Array) -> jax.Array:
     """A node spacing at which ``log_real_alias`` is below -45, for shifts up to a third of the strip."""
-    c_fall = jnp.sum(jnp.where(pair.sign < 0, coefficients(pair, s), 0.0), -1)
-    a = jnp.minimum(0.6 * _STRIP * PI * pair.sigma, 9.5)[..., None] * jnp.asarray([1.0, 0.7, 0.5, 0.3, 0.2, 0.1])
-    secant = -c_fall[..., None] * jnp.log(jnp.cos(jnp.minimum(a / (2 * pair.sigma[..., None]), 1.5)))
-    return 2 * PI / jnp.min((46.0 + secant) / a + 0.5 * a, -1)
+    a = jnp.minimum(0.6 * _STRIP * PI * pair.sigma, 9.5)[..., None] * np.asarray([1.0, 0.7, 0.5, 0.3, 0.2, 0.1])
+    return 2 * PI / jnp.min((46.0 + log_secant(pair, s, a)) / a + 0.5 * a, -1)
 
 
 class RealCumulant(NamedTuple):
     """K at a real s; (lanes, components).
 
     ``log_error`` is the log of a two-sided relative error of exp K, rounding apart; ``mean`` and ``spread`` are the loss's
-    mean and mean absolute deviation under the tilted weight; ``log_norm`` is the log of the sum of exp(-u^2 / 2 + x(u)) over the nodes.
+    mean and (a bound of) its mean absolute deviation under the tilted weight; ``log_norm`` is the log of the sum of exp(-u^2 / 2 + x(u)) over the nodes.
     """
 
     value: jax.Array
@@ -187,37 +194,29 @@ def real(pair: SampledGaussianPair, s: jax.Array, win: Window, step: jax.Array, 
     count = _count(win, step)
 
     def body(carry):
-        b, g, z, m1 = carry
+        b, g, z, m1, away = carry
         u, inside = grid(win, step, count, b, block)
         nodes = at(pair, u)
-        x = nodes.log_p + s[:, None, None] * nodes.loss
         log_n = -0.5 * u * u - 0.5 * LOG_2PI
-        w = jnp.where(inside, jnp.exp(log_n + x - win.height[..., None]), 0.0)
+        log_w = log_n + nodes.log_p + s[:, None, None] * nodes.loss - win.height[..., None]
+        w = jnp.where(inside, jnp.exp(log_w), 0.0)
         g = g + jnp.sum(jnp.where(inside, weighted_excess(pair, nodes, s[:, None, None], log_n), 0.0), -1)
-        return b + 1, g, z + jnp.sum(w, -1), m1 + jnp.sum(w * nodes.loss, -1)
+        distance = nodes.loss - win.centre[..., None]
+        return b + 1, g, z + jnp.sum(w, -1), m1 + jnp.sum(w * distance, -1), away + jnp.sum(w * jnp.abs(distance), -1)
 
     zero = jnp.zeros_like(pair.sigma)
-    more = lambda carry: carry[0] * block < jnp.max(count)
-    _, g, z, m1 = lax.while_loop(more, body, (jnp.zeros((), count.dtype), zero, zero, zero))
+    _, g, z, m1, away = lax.while_loop(
+        lambda carry: carry[0] * block < jnp.max(count), body, (np.int32(0), zero, zero, zero, zero)
+    )
     mean = m1 / z
     plain = win.height + jnp.log(step * z)
     value = jnp.where(plain > 5.0, plain, jnp.log1p(jnp.where(plain > 5.0, 0.0, step * g)))
     # the linear terms are entire: their own alias is 2 exp(-2 pi^2 / step^2) (1 + 2 q sum |c|)
     linear = jnp.log(2 * (1 + 2 * pair.q * jnp.sum(coefficients(pair, s), -1))) - 2 * PI**2 / step**2
     alias = jnp.logaddexp(log_real_alias(pair, s, step, jnp.zeros_like(step)), linear - value)
-
-    def deviation(carry):
-        b, total = carry
-        u, inside = grid(win, step, count, b, block)
-        nodes = at(pair, u)
-        log_w = -0.5 * u * u - 0.5 * LOG_2PI + nodes.log_p + s[:, None, None] * nodes.loss - win.height[..., None]
-        return b + 1, total + jnp.sum(
-            jnp.where(inside, jnp.exp(log_w) * jnp.abs(nodes.loss - mean[..., None]), 0.0), -1
-        )
-
-    spread = lax.while_loop(more, deviation, (jnp.zeros((), count.dtype), zero))[1] / z
     log_norm = win.height + jnp.log(z) + 0.5 * LOG_2PI
-    return RealCumulant(value, jnp.logaddexp(alias, win.log_tail - value), mean, spread, log_norm)
+    spread = away / z + jnp.abs(mean)  # at least the mean absolute deviation, at most twice the one about the centre
+    return RealCumulant(value, jnp.logaddexp(alias, win.log_tail - value), win.centre + mean, spread, log_norm)
 
 
 def _count(win: Window, step: jax.Array) -> jax.Array:
@@ -226,8 +225,8 @@ def _count(win: Window, step: jax.Array) -> jax.Array:
 
 def grid(win: Window, step: jax.Array, count: jax.Array, b: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
     """The nodes of block ``b``, and whether each is one of the ``count`` first; (lanes, components, block)."""
-    j = b * block + jnp.arange(block)
-    return win.low[..., None] + j * step[..., None], j < count[..., None]
+    j = b * np.int32(block) + np.arange(block, dtype=np.int32)
+    return win.low[..., None] + j.astype(step.dtype) * step[..., None], j < count[..., None]
 
 
 def shifted(pair: SampledGaussianPair, s: jax.Array, u: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -260,19 +259,30 @@ def log_envelope(
     to Im u = y, and there |exp(i t' L)| = exp(-t' Im L). For t < 0 it is the integral of |N exp(x + i |t| L)| on the
     other side of the real axis, which bounds the trapezoid error of the nodes up to |t|.
     """
+    # For t < 0 the window must hold exp(|t| Im L) N exp(x) too. x rises at most like e u, e = sum |c| / sigma, and Im L is at
+    # most parts * y / sigma: beyond u = e + d the sum is below exp(grown + e^2 / 2 - d^2 / 2).
+    steepest = jnp.sum(coefficients(pair, s), -1) / pair.sigma
+    grown = jnp.where(t < 0, -t, 0.0)[:, None] * pair.sign.shape[-1] * y / pair.sigma
+    d = jnp.sqrt(steepest**2 + 2 * (grown + 50.0 - win.height)) + 1.0
+    last = jnp.where((t < 0)[:, None], jnp.maximum(win.high, steepest + d), win.high)
+    win = win._replace(high=last)
+    step = jnp.maximum(step, (win.high - win.low) / 65536.0)
     count = _count(win, step)
 
     def body(carry):
-        b, z = carry
+        b, crest, z = carry
         u, inside = grid(win, step, count, b, block)
         modulus, angle = shifted(pair, s, u, y[..., None])
-        exponent = modulus - t[:, None, None] * angle - win.height[..., None]
-        return b + 1, z + jnp.sum(jnp.where(inside, jnp.exp(jnp.minimum(exponent, 600.0)), 0.0), -1)
+        exponent = jnp.where(inside, modulus - t[:, None, None] * angle, -jnp.inf)
+        top = jnp.maximum(crest, jnp.max(exponent, -1))  # exp(-t Im L) may be exp(1000) where t < 0
+        z = z * jnp.exp(crest - top) + jnp.sum(jnp.exp(exponent - top[..., None]), -1)
+        return b + 1, top, z
 
-    _, z = lax.while_loop(
-        lambda carry: carry[0] * block < jnp.max(count), body, (jnp.zeros((), count.dtype), jnp.zeros_like(pair.sigma))
-    )
-    return win.height + jnp.log(step * z + 1e-300)
+    start = (np.int32(0), jnp.full_like(pair.sigma, -1e300), jnp.zeros_like(pair.sigma))
+    _, crest, z = lax.while_loop(lambda carry: carry[0] * block < jnp.max(count), body, start)
+    total = crest + jnp.log(step * z)
+    tail = jnp.where((t < 0)[:, None], win.height - 49.0, win.log_tail)
+    return jnp.logaddexp(total, tail + 0.5 * y * y + log_secant(pair, s, y))
 
 
 class Moments(NamedTuple):
@@ -353,6 +363,6 @@ def moments(
     _, a, im, cos, sin = lax.while_loop(
         lambda carry: carry[0] * block < jnp.max(count),
         body,
-        (jnp.zeros((), count.dtype), zero, zero, zero_c, zero_c),
+        (np.int32(0), zero, zero, zero_c, zero_c),
     )
     return Moments(a, im, cos, sin)

@@ -6,9 +6,8 @@ and all orders. Poisson sampling follows Zhu, Dong, Wang (arXiv 2106.08567), The
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from dpjax._precision import namespace
@@ -42,7 +41,7 @@ class GaussianPair(NamedTuple):
       variance: mu^2, the variance of the loss.
     """
 
-    variance: jax.Array
+    variance: Any
 
 
 class SampledGaussianPair(NamedTuple):
@@ -57,11 +56,11 @@ class SampledGaussianPair(NamedTuple):
       sign, alpha, beta: the parts (see the module), shape (..., number of parts); constants.
     """
 
-    sigma: jax.Array
-    q: jax.Array
-    sign: jax.Array
-    alpha: jax.Array
-    beta: jax.Array
+    sigma: Any
+    q: Any
+    sign: Any
+    alpha: Any
+    beta: Any
 
 
 Pair = GaussianPair | SampledGaussianPair
