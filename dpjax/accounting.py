@@ -123,9 +123,11 @@ def epsilon(
       NotImplementedError: no analysis is known for the mechanism under ``adjacency``.
 
     Example:
+      >>> import dpjax
       >>> run = dpjax.dpsgd(noise_multiplier=1.0, sampling_probability=0.01, steps=1000)
       >>> print(f"{dpjax.epsilon(run, delta=1e-5):.10f}")
       1.8282366665
+      >>> import jax
       >>> gradient = jax.grad(lambda s: dpjax.epsilon(dpjax.dpsgd(s, 0.01, 1000), delta=1e-5))(1.0)
       >>> print(f"{gradient:.4f}")
       -3.8226
@@ -150,8 +152,9 @@ def epsilon_bounds(
     """``epsilon`` with its certified interval; arguments and guarantee as there.
 
     Example:
+      >>> import dpjax
       >>> bounds = dpjax.epsilon_bounds(dpjax.Gaussian(1.0), delta=1e-5)
-      >>> bool(bounds.lower <= 4.377178095681 <= bounds.upper)
+      >>> bool(bounds.lower <= 4.3771780956812245 <= bounds.upper)
       True
     """
     if (delta is None) == (log_delta is None):
@@ -194,6 +197,7 @@ def delta(
       ValueError: a concrete argument is out of range. A traced one gives NaN.
 
     Example:
+      >>> import dpjax
       >>> run = dpjax.dpsgd(noise_multiplier=1.0, sampling_probability=0.01, steps=1000)
       >>> print(f"{dpjax.delta(run, epsilon=1.0):.10f}")
       0.0026124206
@@ -216,6 +220,7 @@ def delta_bounds(
     """``delta`` with its certified interval; arguments and guarantee as there.
 
     Example:
+      >>> import dpjax
       >>> bounds = dpjax.delta_bounds(dpjax.Gaussian(1.0), epsilon=1.0)
       >>> bool(bounds.lower <= 0.12693673750664397 <= bounds.upper)
       True
@@ -238,8 +243,9 @@ def log_delta(
     """The logarithm of ``delta``, finite where delta itself underflows; arguments and guarantee as there.
 
     Example:
+      >>> import dpjax
       >>> print(f"{dpjax.log_delta(dpjax.Gaussian(1.0), epsilon=50.0):.6f}")
-      -1233.082643
+      -1233.869083
     """
     number = _validate.number("epsilon", epsilon)
     _validate.in_range("epsilon", number)

@@ -119,8 +119,8 @@ def _log_laplace(x: jax.Array, step: jax.Array | None = None) -> jax.Array:
     t = end[..., None] * np.concatenate([lower, 1 - lower[::-1]])
     terms = np.concatenate([half, half[::-1]]) * jnp.exp(-x[..., None] * t - 0.5 * t * t)
     if step is not None:
-        step = step[..., None]
-        terms = terms * jnp.where(step > 0, -jnp.expm1(-step * t), 1.0)
+        span = step[..., None]
+        terms = terms * jnp.where(span > 0, -jnp.expm1(-span * t), 1.0)
     return jnp.log(end) + jnp.log(jnp.sum(terms, -1))
 
 
@@ -467,7 +467,7 @@ def _verified(single: Single, log_delta: jax.Array, epsilon: jax.Array, slope: j
     width = width / jnp.where(slope < 0, -slope, 1.0) + 0.25 * ulp
     width = jnp.where(jnp.isfinite(width), width, ulp) + 1e-300
     both = jax.tree.map(lambda a: jnp.concatenate([a, a]), single)
-    goal, side = jnp.concatenate([log_delta, log_delta]), jnp.repeat(np.array([-1.0, 1.0]), at.shape[0])
+    goal, side = jnp.concatenate([log_delta, log_delta]), jnp.asarray(np.repeat([-1.0, 1.0], at.shape[0]))
 
     def widen(carry):
         i, width, ends = carry
@@ -523,8 +523,8 @@ def solve(problem: Problem, given: jax.Array, *, unknown: str) -> tuple[jax.Arra
     >>> with jax.enable_x64(True):
     ...     none = jnp.zeros((1, 0))
     ...     problem = Problem(jnp.ones(1), SampledGaussianPair(none, none, *[jnp.zeros((1, 0, 1))] * 3), none)
-    ...     print(f"{solve(problem, jnp.log(jnp.array([1e-5])), unknown='epsilon')[1][0]:.10f}")
-    4.3771780957
+    ...     print(f"{jnp.exp(solve(problem, jnp.ones(1), unknown='delta')[1][0]):.12f}")
+    0.126936737507
     """
     active, number, _ = _active(problem)
     exact = applies(problem)

@@ -43,6 +43,7 @@ def characteristic_function(
       ValueError: a bad argument, or an adjacency that stands for two directions.
 
     Example:
+      >>> import dpjax
       >>> log_modulus, argument = dpjax.characteristic_function(dpjax.Gaussian(1.0), 1.0)
       >>> print(round(float(log_modulus), 12), round(float(argument), 12))
       -0.5 0.5
@@ -72,6 +73,7 @@ def privacy_loss_cdf(
       ValueError: a bad argument, or an adjacency that stands for two directions.
 
     Example:
+      >>> import dpjax
       >>> print(f"{float(dpjax.privacy_loss_cdf(dpjax.Gaussian(1.0), 0.5)):.6f}")
       0.500000
     """

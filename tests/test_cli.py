@@ -133,7 +133,7 @@ BAD = {
     "half a step": (["epsilon", *DIRECT[:4], "--steps", "1.5", "--delta", "1e-5"], "'1.5' is not a whole number"),
     "endless steps": (["epsilon", *DIRECT[:4], "--steps", "1e999999999", "--delta", "1e-5"], "not a finite number"),
     "delta": (["epsilon", *DIRECT, "--delta", "1.5"], "delta = 1.5"),
-    "negative epsilon": (["delta", *DIRECT, "--epsilon", "-1"], "epsilon = -1"),
+    "epsilon": (["delta", *DIRECT, "--epsilon", "nan"], "epsilon = nan"),
     "word for a number": (["epsilon", *DIRECT, "--delta", "tiny"], "--delta"),
     "adjacency": (["epsilon", *DIRECT, "--delta", "1e-5", "--adjacency", "swap"], "replace_one"),
     "method": (["epsilon", *DIRECT, "--delta", "1e-5", "--method", "magic"], "contour"),

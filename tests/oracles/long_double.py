@@ -29,7 +29,7 @@ def _expm1_minus(x):
     series = np.ones_like(t)
     for n in range(24, 2, -1):
         series = 1 + series * t / n
-    return np.where(np.abs(x) < 0.7, t * t / 2 * series, np.expm1(x) - x)
+    return np.where(np.abs(x) < 0.7, t * t / 2 * series, np.expm1(np.minimum(x, 11000)) - x)
 
 
 def _minus_log1p(v, l):
