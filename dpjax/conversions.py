@@ -17,14 +17,9 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from dpjax import _validate
+from dpjax._elementwise import nan_unless, reals
 
 _METHODS = ("published", "tight")
-
-
-def _reals(*xs: ArrayLike) -> tuple[jax.Array, ...]:
-    arrays = [jnp.asarray(x) for x in xs]
-    dtype = jnp.result_type(float, *[a for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)])
-    return tuple(jnp.broadcast_arrays(*[a.astype(dtype) for a in arrays]))
 
 
 def _check(**numbers: ArrayLike) -> None:
@@ -40,14 +35,6 @@ def _check(**numbers: ArrayLike) -> None:
 def _shift(x: jax.Array, scale: jax.Array, units: float) -> jax.Array:
     """``x`` moved by ``units`` roundoffs of ``scale``, without changing its derivative."""
     return x + lax.stop_gradient(jnp.abs(scale) * jnp.asarray(units * jnp.finfo(x.dtype).eps, x.dtype))
-
-
-def _nan_unless(ok: jax.Array, out: jax.Array, *arguments: jax.Array) -> jax.Array:
-    """``out`` where ``ok``; elsewhere NaN, and so are all derivatives in the arguments."""
-    factor = jnp.where(ok, 0.0, jnp.nan)
-    for x in arguments:
-        out = out + jnp.where(ok & jnp.isinf(x), 0.0, x) * factor
-    return out
 
 
 def zcdp_to_dp(rho: ArrayLike, slack: ArrayLike, method: str = "published") -> jax.Array:
@@ -74,7 +61,7 @@ def zcdp_to_dp(rho: ArrayLike, slack: ArrayLike, method: str = "published") -> j
     """
     _check(rho=rho, slack=slack)
     _validate.one_of("method", method, _METHODS)
-    return _zcdp_to_dp(*_reals(rho, slack), method=method)
+    return _zcdp_to_dp(*reals(rho, slack), method=method)
 
 
 @functools.partial(jax.jit, static_argnames="method")
@@ -96,7 +83,7 @@ def _zcdp_to_dp(rho, slack, method):
         best = _minimise(lambda t: value(t, lax.stop_gradient(rho_safe), lax.stop_gradient(log_inverse)), start)
         tight = jnp.maximum(value(best, rho_safe, log_inverse), 0.0)
         simple = jnp.where(positive & (tight < simple), tight, simple)
-    return _nan_unless(ok, simple, rho, slack)
+    return nan_unless(ok, simple, rho, slack)
 
 
 def _gain(excess: jax.Array, log_inverse: jax.Array) -> jax.Array:
@@ -135,7 +122,7 @@ def zcdp_budget(epsilon: ArrayLike, slack: ArrayLike, method: str = "published")
     """
     _check(epsilon=epsilon, slack=slack)
     _validate.one_of("method", method, _METHODS)
-    return _zcdp_budget(*_reals(epsilon, slack), method=method)
+    return _zcdp_budget(*reals(epsilon, slack), method=method)
 
 
 @functools.partial(jax.jit, static_argnames="method")
@@ -157,7 +144,7 @@ def _zcdp_budget(epsilon, slack, method):
         best = _minimise(lambda t: -value(t, lax.stop_gradient(safe), lax.stop_gradient(log_inverse)), start)
         tight = value(best, safe, log_inverse)
         rho = jnp.where((safe > 0) & (tight > rho), _shift(tight, tight, -4.0), rho)
-    return _nan_unless(ok, rho, epsilon, slack)
+    return nan_unless(ok, rho, epsilon, slack)
 
 
 def rdp_to_dp(order: ArrayLike, renyi: ArrayLike, slack: ArrayLike) -> jax.Array:
@@ -182,13 +169,17 @@ def rdp_to_dp(order: ArrayLike, renyi: ArrayLike, slack: ArrayLike) -> jax.Array
       1.6738
     """
     _check(order=order, renyi=renyi, slack=slack)
-    order, renyi, slack = _reals(order, renyi, slack)
+    return _rdp_to_dp(*reals(order, renyi, slack))
+
+
+@jax.jit
+def _rdp_to_dp(order, renyi, slack):
     ok = (order > 1) & (order < jnp.inf) & (renyi >= 0) & (slack > 0) & (slack < 1)
     excess = jnp.where(ok, order, 2.0) - 1
     log_inverse = -jnp.log(jnp.where(ok, slack, 0.5))
     gain = _gain(excess, log_inverse)
     value = _shift(renyi + gain, renyi + jnp.log1p(1 / excess) + (log_inverse + jnp.log1p(excess)) / excess, 8.0)
-    return _nan_unless(ok, jnp.maximum(value, 0.0), order, renyi, slack)
+    return nan_unless(ok, jnp.maximum(value, 0.0), order, renyi, slack)
 
 
 def rdp_budget(order: ArrayLike, epsilon: ArrayLike, slack: ArrayLike) -> jax.Array:
@@ -210,12 +201,16 @@ def rdp_budget(order: ArrayLike, epsilon: ArrayLike, slack: ArrayLike) -> jax.Ar
       0.500
     """
     _check(order=order, epsilon=epsilon, slack=slack)
-    order, epsilon, slack = _reals(order, epsilon, slack)
+    return _rdp_budget(*reals(order, epsilon, slack))
+
+
+@jax.jit
+def _rdp_budget(order, epsilon, slack):
     ok = (order > 1) & (order < jnp.inf) & (epsilon >= 0) & (slack > 0) & (slack < 1)
     excess = jnp.where(ok, order, 2.0) - 1
     log_inverse = -jnp.log(jnp.where(ok, slack, 0.5))
     size = epsilon + jnp.log1p(1 / excess) + (log_inverse + jnp.log1p(excess)) / excess
-    return _nan_unless(ok, _shift(epsilon - _gain(excess, log_inverse), size, -8.0), order, epsilon, slack)
+    return nan_unless(ok, _shift(epsilon - _gain(excess, log_inverse), size, -8.0), order, epsilon, slack)
 
 
 def dp_to_zcdp(epsilon: ArrayLike, method: str = "published") -> jax.Array:
@@ -239,9 +234,13 @@ def dp_to_zcdp(epsilon: ArrayLike, method: str = "published") -> jax.Array:
     """
     _check(epsilon=epsilon)
     _validate.one_of("method", method, _METHODS)
-    (epsilon,) = _reals(epsilon)
+    return _dp_to_zcdp(*reals(epsilon), method=method)
+
+
+@functools.partial(jax.jit, static_argnames="method")
+def _dp_to_zcdp(epsilon, method):
     rho = epsilon * epsilon / 2 if method == "published" else epsilon * jnp.tanh(epsilon / 2)
-    return _nan_unless(epsilon >= 0, _shift(rho, rho, 4.0), epsilon)
+    return nan_unless(epsilon >= 0, _shift(rho, rho, 4.0), epsilon)
 
 
 def dp_to_pdp(epsilon: ArrayLike, delta: ArrayLike) -> tuple[jax.Array, jax.Array]:
@@ -271,12 +270,16 @@ def dp_to_pdp(epsilon: ArrayLike, delta: ArrayLike) -> tuple[jax.Array, jax.Arra
       2.0 3.164e-06
     """
     _check(epsilon=epsilon, delta=delta)
-    epsilon, delta = _reals(epsilon, delta)
+    return _dp_to_pdp(*reals(epsilon, delta))
+
+
+@jax.jit
+def _dp_to_pdp(epsilon, delta):
     ok = (epsilon >= 0) & (delta >= 0) & (delta <= 1)
     positive = ok & (epsilon > 0)
     value = 2 * delta / -jnp.expm1(-jnp.where(positive, epsilon, 1.0))
     value = jnp.where(positive, jnp.minimum(_shift(value, value, 4.0), 1.0), jnp.where(delta > 0, 1.0, 0.0))
-    return _nan_unless(ok, 2 * epsilon, epsilon, delta), _nan_unless(ok, value, epsilon, delta)
+    return nan_unless(ok, 2 * epsilon, epsilon, delta), nan_unless(ok, value, epsilon, delta)
 
 
 def one_sided_pdp_to_pdp(epsilon: ArrayLike, delta: ArrayLike) -> tuple[jax.Array, jax.Array]:
@@ -300,8 +303,12 @@ def one_sided_pdp_to_pdp(epsilon: ArrayLike, delta: ArrayLike) -> tuple[jax.Arra
       1.368e-06
     """
     _check(epsilon=epsilon, delta=delta)
-    epsilon, delta = _reals(epsilon, delta)
+    return _one_sided_pdp_to_pdp(*reals(epsilon, delta))
+
+
+@jax.jit
+def _one_sided_pdp_to_pdp(epsilon, delta):
     ok = (epsilon >= 0) & (delta >= 0) & (delta <= 1)
     value = delta * (1 + jnp.exp(-epsilon))
     value = jnp.minimum(_shift(value, value, 4.0), 1.0)
-    return _nan_unless(ok, epsilon, epsilon, delta), _nan_unless(ok, value, epsilon, delta)
+    return nan_unless(ok, epsilon, epsilon, delta), nan_unless(ok, value, epsilon, delta)

@@ -48,23 +48,12 @@ corrections that the docstrings name.
 """
 
 from dpjax.adaptive import boundaries
-from dpjax.adaptive.filters import (
-    ApproxDPFilter,
-    BasicFilter,
-    FilterState,
-    GDPFilter,
-    RenyiFilter,
-    RogersFilter,
-    ZCDPFilter,
-)
+from dpjax.adaptive._filter import FilterState
+from dpjax.adaptive.filters import ApproxDPFilter, BasicFilter, GDPFilter, ZCDPFilter
 from dpjax.adaptive.individual import IndividualFilter
-from dpjax.adaptive.odometers import (
-    FilterOdometer,
-    MixtureOdometer,
-    OdometerState,
-    RogersOdometer,
-    StitchedOdometer,
-)
+from dpjax.adaptive.odometers import FilterOdometer, MixtureOdometer, OdometerState, StitchedOdometer
+from dpjax.adaptive.renyi_filter import RenyiFilter
+from dpjax.adaptive.rogers import RogersFilter, RogersOdometer
 
 __all__ = [
     "ApproxDPFilter",

@@ -105,7 +105,7 @@ class Filter:
         return FilterState(
             _sums.zeros((*batch, *event), dtype),
             _sums.zeros(batch, dtype),
-            jnp.zeros(batch, jnp.int32),
+            jnp.array(np.zeros(batch, np.int32)),
             type(self).__name__,
         )
 

@@ -43,13 +43,14 @@ class Sum:
 
 def default_dtype() -> Any:
     """The float dtype that JAX's flags ask for."""
-    return jnp.zeros(()).dtype
+    return jnp.result_type(float)
 
 
 def zeros(shape: tuple[int, ...], dtype: Any) -> Sum:
     """The empty sum."""
-    zero = jnp.zeros(shape, dtype)
-    return Sum(zero, zero, jnp.zeros(shape, jnp.int32))
+    # Buffers of their own, since a training loop may donate the state; from NumPy, so that nothing is compiled.
+    high, low = (jnp.array(np.zeros(shape, dtype)) for _ in range(2))
+    return Sum(high, low, jnp.array(np.zeros(shape, np.int32)))
 
 
 def two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -40,34 +40,15 @@ from jax.scipy.special import erf
 from jax.typing import ArrayLike
 
 from dpjax import _validate
+from dpjax._elementwise import nan_unless, reals
 
 MIXTURE_FORMS = ("exact", "sharp", "one_sided", "two_sided")
-
-
-def _real(x: ArrayLike) -> jax.Array:
-    """``x`` as a strongly typed float array."""
-    x = jnp.asarray(x)
-    return x.astype(x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.zeros(()).dtype)
-
-
-def _reals(*xs: ArrayLike) -> tuple[jax.Array, ...]:
-    arrays = [jnp.asarray(x) for x in xs]
-    dtype = jnp.result_type(float, *[a for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)])
-    return tuple(jnp.broadcast_arrays(*[_real(a).astype(dtype) for a in arrays]))
 
 
 def _valid(*conditions: jax.Array) -> jax.Array:
     out = conditions[0]
     for c in conditions[1:]:
         out = out & c
-    return out
-
-
-def _nan_unless(ok: jax.Array, out: jax.Array, *arguments: jax.Array) -> jax.Array:
-    """``out`` where ``ok``; elsewhere NaN, and so are all derivatives in the arguments."""
-    factor = jnp.where(ok, 0.0, jnp.nan)
-    for x in arguments:
-        out = out + jnp.where(ok & jnp.isinf(x), 0.0, x) * factor
     return out
 
 
@@ -105,11 +86,15 @@ def linear(v: ArrayLike, delta: ArrayLike, a: ArrayLike) -> jax.Array:
       6.0697
     """
     _check(v=v, delta=delta, a=a)
-    v, delta, a = _reals(v, delta, a)
+    return _linear(*reals(v, delta, a))
+
+
+@jax.jit
+def _linear(v, delta, a):
     ok = _valid(v >= 0, delta > 0, delta < 1, a > 0)
     half_slope = jnp.sqrt(-jnp.log(jnp.where(ok, delta, 0.5)) / 2)
     root = jnp.sqrt(jnp.where(ok, a, 1.0))
-    return _nan_unless(ok, half_slope * (root + jnp.where(ok, v, 0.0) / root), v, delta, a)
+    return nan_unless(ok, half_slope * (root + jnp.where(ok, v, 0.0) / root), v, delta, a)
 
 
 def tightest_linear(v: ArrayLike) -> jax.Array:
@@ -120,8 +105,8 @@ def tightest_linear(v: ArrayLike) -> jax.Array:
       4.0
     """
     _check(a=v)
-    v = _real(v)
-    return _nan_unless(v > 0, v, v)
+    (v,) = reals(v)
+    return nan_unless(v > 0, v, v)
 
 
 def _level(x: jax.Array, form: str) -> jax.Array:
@@ -204,7 +189,7 @@ def mixture(v: ArrayLike, delta: ArrayLike, gamma: ArrayLike, form: str = "exact
     """
     _check(v=v, delta=delta, gamma=gamma)
     _validate.one_of("form", form, MIXTURE_FORMS)
-    return _mixture(*_reals(v, delta, gamma), form=form)
+    return _mixture(*reals(v, delta, gamma), form=form)
 
 
 @functools.partial(jax.jit, static_argnames="form")
@@ -213,7 +198,7 @@ def _mixture(v, delta, gamma, form):
     gamma_safe = jnp.where(ok, gamma, 1.0)
     time = jnp.where(ok, v, 0.0)
     c = -jnp.log(jnp.where(ok, delta, 0.5)) + jnp.log1p(time / gamma_safe) / 2
-    return _nan_unless(ok, _inverse_level(c, form) * jnp.sqrt(time + gamma_safe), v, delta, gamma)
+    return nan_unless(ok, _inverse_level(c, form) * jnp.sqrt(time + gamma_safe), v, delta, gamma)
 
 
 def tightest_mixture(v: ArrayLike, delta: ArrayLike, form: str = "exact") -> jax.Array:
@@ -240,7 +225,7 @@ def tightest_mixture(v: ArrayLike, delta: ArrayLike, form: str = "exact") -> jax
     """
     _check(a=v, delta=delta)
     _validate.one_of("form", form, MIXTURE_FORMS)
-    return _tightest_mixture(*_reals(v, delta), form=form)
+    return _tightest_mixture(*reals(v, delta), form=form)
 
 
 @functools.partial(jax.jit, static_argnames="form")
@@ -264,7 +249,7 @@ def _tightest_mixture(v, delta, form):
     x = lax.stop_gradient(x)
     for _ in range(2):
         x = newton(x, target)
-    return _nan_unless(ok, v / (x * _level_slope(x, form)), v, delta)
+    return nan_unless(ok, v / (x * _level_slope(x, form)), v, delta)
 
 
 def _stitched_square(log_ratio: jax.Array, log_inverse: jax.Array, s: jax.Array, log_eta: jax.Array) -> jax.Array:
@@ -335,7 +320,7 @@ def stitched(
     s, eta = 1.4 if s is None else s, 2.0 if eta is None else eta
     for name, x in (("s", s), ("eta", eta)):
         _validate.in_range(name, x, 1.0, math.inf, low_open=True, high_open=True)
-    return _stitched(*_reals(v, delta, v0, s, eta), rounded=rounded, below_v0=below_v0)
+    return _stitched(*reals(v, delta, v0, s, eta), rounded=rounded, below_v0=below_v0)
 
 
 @functools.partial(jax.jit, static_argnames=("rounded", "below_v0"))
@@ -355,7 +340,7 @@ def _stitched(v, delta, v0, s, eta, rounded, below_v0):
     else:
         middle = start * jnp.sqrt(jnp.where(ok, eta, 2.0))  # where the line touches its envelope
         early = out * (jnp.where(ok, v, 0.0) + middle) / (start + middle)
-    return _nan_unless(ok, jnp.where(v >= v0, out, early), v, delta, v0, s, eta)
+    return nan_unless(ok, jnp.where(v >= v0, out, early), v, delta, v0, s, eta)
 
 
 def tightest_stitched(v: ArrayLike, delta: ArrayLike, v0: ArrayLike) -> tuple[jax.Array, jax.Array]:
@@ -383,8 +368,8 @@ def tightest_stitched(v: ArrayLike, delta: ArrayLike, v0: ArrayLike) -> tuple[ja
     """
     _check(a=v, delta=delta, v0=v0)
     if not _validate.is_traced(v) and not _validate.is_traced(v0):
-        _validate.in_range("v / v0", jnp.asarray(v) / jnp.asarray(v0), 1.0, low_open=True)
-    return _tightest_stitched(*_reals(v, delta, v0))
+        _validate.in_range("v / v0", np.asarray(v) / np.asarray(v0), 1.0, low_open=True)
+    return _tightest_stitched(*reals(v, delta, v0))
 
 
 @jax.jit
@@ -394,7 +379,7 @@ def _tightest_stitched(v, delta, v0):
     log_inverse = -jnp.log(jnp.where(ok, delta, 0.5))
     best = jnp.vectorize(_minimise_stitched, signature="(),()->(n)")(log_ratio, log_inverse)
     s, eta = 1 + jnp.exp(best[..., 0]), jnp.exp(jnp.exp(best[..., 1]))
-    return _nan_unless(ok, s, v, delta, v0), _nan_unless(ok, eta, v, delta, v0)
+    return nan_unless(ok, s, v, delta, v0), nan_unless(ok, eta, v, delta, v0)
 
 
 def _minimise_stitched(log_ratio: jax.Array, log_inverse: jax.Array) -> jax.Array:
@@ -450,12 +435,16 @@ def advanced_composition(v: ArrayLike, delta: ArrayLike) -> jax.Array:
       5.75652
     """
     _check(v=v, delta=delta)
-    v, delta = _reals(v, delta)
+    return _advanced_composition(*reals(v, delta))
+
+
+@jax.jit
+def _advanced_composition(v, delta):
     ok = _valid(v >= 0, delta > 0, delta < 1)
     product = 2 * v * -jnp.log(jnp.where(ok, delta, 0.5))
     positive = ok & (product > 0)
     root = jnp.where(positive, jnp.sqrt(jnp.where(positive, product, 1.0)), 0.0)
-    return _nan_unless(ok, v / 2 + root, v, delta)
+    return nan_unless(ok, v / 2 + root, v, delta)
 
 
 def advanced_composition_time(epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
@@ -482,9 +471,13 @@ def advanced_composition_time(epsilon: ArrayLike, delta: ArrayLike) -> jax.Array
       (0.03493781, 1.0)
     """
     _check(v=epsilon, delta=delta)
-    epsilon, delta = _reals(epsilon, delta)
+    return _advanced_composition_time(*reals(epsilon, delta))
+
+
+@jax.jit
+def _advanced_composition_time(epsilon, delta):
     ok = _valid(epsilon >= 0, delta > 0, delta < 1)
     twice = -2 * jnp.log(jnp.where(ok, delta, 0.5))
     safe = jnp.where(ok, epsilon, 0.0)
     root = 2 * safe / (jnp.sqrt(twice) + jnp.sqrt(twice + 2 * safe))  # the difference of the roots, without cancelling
-    return _nan_unless(ok, root * root, epsilon, delta)
+    return nan_unless(ok, root * root, epsilon, delta)

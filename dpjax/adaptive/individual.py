@@ -23,7 +23,9 @@ from jax.typing import ArrayLike
 from dpjax import _validate
 from dpjax._pytree import node, static
 from dpjax.adaptive import _sums
-from dpjax.adaptive.filters import FilterState, GDPFilter, RenyiFilter, ZCDPFilter
+from dpjax.adaptive._filter import FilterState
+from dpjax.adaptive.filters import GDPFilter, ZCDPFilter
+from dpjax.adaptive.renyi_filter import RenyiFilter
 from dpjax.mechanisms import Gaussian, Mechanism, PoissonSampled
 
 

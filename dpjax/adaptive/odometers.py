@@ -49,6 +49,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from dpjax import _validate
+from dpjax._elementwise import nan_unless, reals
 from dpjax._pytree import node, static
 from dpjax.adaptive import _costs, _sums, boundaries
 from dpjax.adaptive._filter import Keyword, check_slack, rest, set_budget, show
@@ -70,7 +71,7 @@ class OdometerState:
     drift: _sums.Sum | None = None
 
 
-class _Odometer:
+class Odometer:
     """What all odometers share. A subclass defines the boundary."""
 
     delta: ArrayLike
@@ -175,8 +176,8 @@ class _Odometer:
         """
         _validate.in_range("v", v, 0.0)
         _validate.in_range("delta_spent", delta_spent, 0.0)
-        v, delta_spent = boundaries._reals(v, delta_spent)
-        return _at(self, v, delta_spent)
+        dtype = reals(v, delta_spent)[0].dtype
+        return _at(self, _sums.cast(v, dtype, np.inf), _sums.cast(delta_spent, dtype, np.inf))
 
     def trajectory(self, epsilon: ArrayLike, delta: ArrayLike = 0.0) -> jax.Array:
         """The bounds after each of a sequence of queries.
@@ -208,7 +209,7 @@ class _Odometer:
         lost = -jnp.log1p(-jnp.where(ok & (delta < 1), delta, 0.0))
         value = jnp.where(delta > 0, _sums.up(value + _sums.up(lost, 4.0)), value)
         value = jnp.where(finite, value, jnp.inf)
-        return boundaries._nan_unless(ok, value, time, slack, delta)
+        return nan_unless(ok, value, time, slack, delta)
 
     def _mean(self, x: jax.Array | None, high: jax.Array) -> jax.Array:
         """The mean of a query's loss, where ``drift`` is kept: from its epsilon, or from the square of one."""
@@ -227,7 +228,7 @@ class _Odometer:
 
 
 @node
-class FilterOdometer(_Odometer):
+class FilterOdometer(Odometer):
     r"""The linear boundary, tuned to a target.
 
     .. math:: u^F = \frac v2 + \frac12\sqrt{2y\log\tfrac1{\delta'}} + \frac v2\sqrt{\tfrac2y\log\tfrac1{\delta'}},
@@ -275,7 +276,7 @@ class FilterOdometer(_Odometer):
 
 
 @node
-class MixtureOdometer(_Odometer):
+class MixtureOdometer(Odometer):
     """The method-of-mixtures boundary: close to the best over a wide range of intrinsic times.
 
     Attributes:
@@ -334,7 +335,7 @@ class MixtureOdometer(_Odometer):
 
 
 @node
-class StitchedOdometer(_Odometer):
+class StitchedOdometer(Odometer):
     """The stitched boundary: grows like the law of the iterated logarithm.
 
     Attributes:
@@ -380,70 +381,6 @@ class StitchedOdometer(_Odometer):
         s, eta = (None if x is None else jnp.asarray(x, v.dtype) for x in (self.s, self.eta))
         v0 = jnp.asarray(self.v0, v.dtype)
         return boundaries.stitched(v, slack, v0, s=s, eta=eta, below_v0=self.below_v0)
-
-
-@node
-class RogersOdometer(_Odometer):
-    r"""The odometer of Rogers, Roth, Ullman and Vadhan (2016), for comparison only.
-
-    .. math:: \sum_m\tfrac{\epsilon_m(e^{\epsilon_m}-1)}2 + \begin{cases}
-       2\sqrt{v(\log(110e) + 2\log\frac{\log n}{\delta'})} & n^{-2} \le v \le 1\\
-       \sqrt{2(n^{-2}+v)(1+\frac12\log(1+n^2v))\log\frac{4\log_2 n}{\delta'}} & \text{otherwise}\end{cases}
-
-    The constants are quoted from memory of the literature. Theirs is one :math:`\delta_g` of which half is for the
-    queries' own deltas; here slack stands in its place, which is the conservative reading.
-
-    Attributes:
-      delta: probability with which the bound may ever be exceeded, in (0, 1).
-      dataset_size: n, > 2.
-      slack: the boundary's share of delta, in (0, delta]; by default delta / 2.
-      method: only ``"published"``.
-      adjacency: for updates by mechanism; updates by ``rho`` or ``mu`` count as an epsilon of the same square.
-
-    Guarantee:
-      P(some step's privacy loss > its bound) <= delta, as published there.
-
-    Raises:
-      ValueError: a concrete argument is out of range.
-
-    Example:
-      >>> odo = RogersOdometer(delta=1e-6, dataset_size=10_000, slack=1e-6)
-      >>> print(f"{odo.bound(odo.update(odo.init(), epsilon=0.05)):.4f}")
-      0.6159
-    """
-
-    delta: ArrayLike
-    dataset_size: ArrayLike
-    slack: ArrayLike | None = None
-    method: str = static(default="published")
-    adjacency: Adjacency = static(default=Adjacency.ADD_OR_REMOVE_ONE)
-
-    _own_drift = True
-
-    def __post_init__(self):
-        _validate.one_of("method", self.method, ("published",))
-        self._common()
-        self._positive("dataset_size", low=2.0)
-
-    def _mean(self, x, high):
-        epsilon = jnp.where(high > 0, jnp.sqrt(jnp.where(high > 0, high, 1.0)), 0.0) if x is None else x
-        return epsilon * jnp.expm1(epsilon) / 2
-
-    def _boundary(self, v, slack):
-        n = jnp.asarray(self.dataset_size, v.dtype)
-        log_n, least = jnp.log(n), 1 / (n * n)
-        log_inverse = -jnp.log(slack)
-        positive = v > 0
-        safe = jnp.where(positive, v, 1.0)
-        inner = 2 * jnp.sqrt(safe * (math.log(110.0) + 1 + 2 * (jnp.log(log_n) + log_inverse)))
-        log_term = jnp.log(4 / math.log(2.0) * log_n) + log_inverse
-        outer = jnp.sqrt(2 * (least + safe) * (1 + jnp.log1p(n * n * safe) / 2) * log_term)
-        at_zero = jnp.sqrt(2 * least * log_term)
-        return jnp.where(positive, jnp.where((v >= least) & (v <= 1), inner, outer), at_zero)
-
-    def at(self, v: ArrayLike, delta_spent: ArrayLike = 0.0) -> jax.Array:
-        """The bound as a function of intrinsic time, in the limit of many small epsilons (drift v / 2)."""
-        return super().at(v, delta_spent)
 
 
 def _require_state(odo: Any, state: Any) -> None:
