@@ -23,7 +23,7 @@ from jax.typing import ArrayLike
 from dpjax import _validate
 from dpjax._pytree import node, static
 from dpjax.adaptive import _sums
-from dpjax.adaptive._filter import FilterState
+from dpjax.adaptive._filter import FilterState, _request
 from dpjax.adaptive.filters import GDPFilter, ZCDPFilter
 from dpjax.adaptive.renyi_filter import RenyiFilter
 from dpjax.mechanisms import Gaussian, Mechanism, PoissonSampled
@@ -106,13 +106,8 @@ class IndividualFilter:
         indices = jnp.asarray(indices)
         if indices.ndim != 1 or not jnp.issubdtype(indices.dtype, jnp.integer):
             raise TypeError(f"indices must be a vector of integers; got {indices.dtype} of shape {indices.shape}.")
-        usable = (indices >= 0) & (indices < self.num_examples) & _first_occurrence(indices)
-        rows = jnp.where(usable, indices, 0)
-        mine = jax.tree.map(lambda x: x[rows], state)
-        after, granted = self._of(rows).request(mine, mechanism, **cost)
-        granted = granted & usable
-        target = jnp.where(granted, indices, self.num_examples)  # beyond the end: dropped
-        return jax.tree.map(lambda old, new: old.at[target].set(new, mode="drop"), state, after), granted
+        delta = cost.pop("delta", 0.0)
+        return _request_some(self, state, indices, *self.filter._prepare(state, mechanism, delta, cost))
 
     def request_norms(
         self,
@@ -145,12 +140,7 @@ class IndividualFilter:
         for name, x in (("norms", norms), ("noise_std", noise_std)):
             _validate.in_range(name, x, 0.0)
         dtype = state.spent.high.dtype
-        norms, noise = _sums.cast(norms, dtype, np.inf), _sums.cast(noise_std, dtype, -np.inf)
-        ratio = noise / jnp.where(norms > 0, norms, 1.0)
-        # rounded down unless exact: less noise is the safe side
-        back, error = _sums.two_product(ratio, jnp.where(norms > 0, norms, 1.0))
-        ratio = jnp.where((back == noise) & (error == 0), ratio, _sums.down(ratio, 4.0))
-        ratio = jnp.where(norms > 0, ratio, jnp.where(norms == 0, jnp.inf, jnp.nan))
+        ratio = _noise_multipliers(_sums.cast(norms, dtype, np.inf), _sums.cast(noise_std, dtype, -np.inf))
         base: Mechanism = _unchecked(Gaussian, noise_multiplier=ratio)
         if sampling_probability is not None:
             base = PoissonSampled(sampling_probability, base)
@@ -189,6 +179,28 @@ def _unchecked(cls: Any, **fields: Any) -> Any:
     for name, value in fields.items():
         object.__setattr__(out, name, value)
     return out
+
+
+@jax.jit
+def _request_some(individual, state, indices, *prepared):
+    n = individual.num_examples
+    usable = (indices >= 0) & (indices < n) & _first_occurrence(indices)
+    rows = jnp.where(usable, indices, 0)
+    mine = jax.tree.map(lambda x: x[rows], state)
+    after, granted = _request(individual._of(rows), mine, *prepared)
+    granted = granted & usable
+    target = jnp.where(granted, indices, n)  # beyond the end: dropped
+    return jax.tree.map(lambda old, new: old.at[target].set(new, mode="drop"), state, after), granted
+
+
+@jax.jit
+def _noise_multipliers(norms, noise):
+    """``noise / norms``, rounded down unless exact: less noise is the safe side."""
+    safe = jnp.where(norms > 0, norms, 1.0)
+    ratio = noise / safe
+    back, error = _sums.two_product(ratio, safe)
+    ratio = jnp.where((back == noise) & (error == 0), ratio, _sums.down(ratio, 4.0))
+    return jnp.where(norms > 0, ratio, jnp.where(norms == 0, jnp.inf, jnp.nan))
 
 
 def _first_occurrence(indices: jax.Array) -> jax.Array:

@@ -19,6 +19,13 @@ def x64(request):
         yield request.param
 
 
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["float32", "float64"])
+def either(request):
+    """The same for tests of what does not depend on the precision: 64 bits only among the slow tests."""
+    with jax.enable_x64(request.param):
+        yield request.param
+
+
 @pytest.fixture
 def f32():
     """Runs the test with JAX's 64-bit flag off."""
@@ -34,7 +41,9 @@ def f64():
 
 
 def pytest_generate_tests(metafunc):
-    """``row_<table>`` runs over the rows of that table of oracles/adaptive.json."""
+    """``row_<table>`` runs over the rows of that table of oracles/adaptive.json, ``<table>`` has them all."""
+    for name in set(metafunc.fixturenames) & set(_ORACLES["tables"]):
+        metafunc.parametrize(name, [_ORACLES[name]], ids=["rows"])
     for name in metafunc.fixturenames:
         if name.startswith("row_"):
             rows = _ORACLES[name.removeprefix("row_")]

@@ -56,10 +56,9 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_values_over_sixteen_decades(x64, name):
     ours, reference = CASES[name]
-    v, delta, parameter = jnp.meshgrid(
-        *[jnp.asarray(x) for x in (np.geomspace(1e-8, 1e8, 9), [1e-3, 1e-7, 1e-15], [1e-3, 0.7])], indexing="ij"
-    )
-    got = jax.jit(ours)(v, delta, parameter)
+    axes = (np.geomspace(1e-8, 1e8, 9), [1e-3, 1e-7, 1e-15], [1e-3, 0.7])
+    v, delta, parameter = (x.astype(jnp.result_type(float)) for x in np.meshgrid(*axes, indexing="ij"))
+    got = np.asarray(jax.jit(ours)(v, delta, parameter))
     for x, *arguments in zip(got.ravel(), v.ravel(), delta.ravel(), parameter.ravel(), strict=True):
         truth = reference(*map(m, arguments))
         if truth == mp.inf:
@@ -99,23 +98,24 @@ def test_printed_target_time_reaches_half_of_epsilon(f64, row_ystar):
 
 
 def test_line_touches_advanced_composition_at_its_target(f64):
+    slope = jax.jit(jax.grad(lambda v, delta, a: v / 2 + b.linear(v, delta, a)))
     for epsilon in (0.1, 1.0, 5.0):
         for delta in (1e-3, 1e-10):
-            y = b.advanced_composition_time(epsilon, delta)
-            line = lambda v, delta=delta, y=y: v / 2 + b.linear(v, delta, y)
+            y = float(b.advanced_composition_time(epsilon, delta))
+            line = lambda v, delta=delta, y=y: v / 2 + np.asarray(b.linear(v, delta, y))
             np.testing.assert_allclose(line(y), epsilon, rtol=1e-13)
-            np.testing.assert_allclose(jax.grad(line)(y), jax.grad(b.advanced_composition)(y, delta), rtol=1e-12)
+            np.testing.assert_allclose(slope(y, delta, y), jax.grad(b.advanced_composition)(y, delta), rtol=1e-12)
             v = y * np.geomspace(1e-4, 1e4, 401)
-            assert np.all(line(v) >= b.advanced_composition(v, delta) * (1 - 1e-14))
+            assert np.all(line(v) >= np.asarray(b.advanced_composition(v, delta)) * (1 - 1e-14))
 
 
-def test_order_of_the_mixture_forms(x64):
-    v, delta = jnp.meshgrid(jnp.asarray(np.geomspace(1e-8, 1e8, 33)), jnp.asarray([0.5, 0.1, 1e-3, 1e-15]))
-    exact, sharp, one, two = (b.mixture(v, delta, 0.3, form) for form in b.MIXTURE_FORMS)
-    slack = 1 + RTOL[x64]
+def test_order_of_the_mixture_forms(either):
+    v, delta = np.meshgrid(np.geomspace(1e-8, 1e8, 33), [0.5, 0.1, 1e-3, 1e-15])
+    exact, sharp, one, two = (np.asarray(b.mixture(v, delta, 0.3, form)) for form in b.MIXTURE_FORMS)
+    slack = 1 + RTOL[either]
     assert np.all(exact <= sharp * slack) and np.all(sharp <= two * slack)
     assert np.all(sharp <= one * slack)
-    assert np.all((one <= two * slack) | (jnp.sqrt((v + 0.3) / 0.3) / delta < 2))
+    assert np.all((one <= two * slack) | (np.sqrt((v + 0.3) / 0.3) / delta < 2))
 
 
 def test_published_stitched_constants_round_up(f64):
@@ -123,7 +123,7 @@ def test_published_stitched_constants_round_up(f64):
     assert np.all(b.stitched(v, delta, 1.0) >= b.stitched(v, delta, 1.0, s=1.4, eta=2.0))
 
 
-def test_stitched_line_before_v0(x64):
+def test_stitched_line_before_v0(either):
     """The continuation is a line (so it bounds all times), meets the boundary at v0, and starts above 0."""
     for options in ({}, {"s": 1.3, "eta": 1.5}):
         early = functools.partial(b.stitched, delta=1e-3, v0=2.0, below_v0="line", **options)
@@ -135,12 +135,14 @@ def test_stitched_line_before_v0(x64):
 
 
 @pytest.mark.parametrize("form", b.MIXTURE_FORMS)
-@pytest.mark.parametrize("delta", [0.3, 1e-3, 1e-15])
-def test_tightest_mixture(f64, form, delta):
-    gamma = b.tightest_mixture(2.0, delta, form)
-    nearby = gamma * np.r_[1, np.geomspace(0.9, 1.1, 41), np.geomspace(1e-4, 1e4, 41)]
-    assert np.all(b.mixture(2.0, delta, nearby, form) >= b.mixture(2.0, delta, gamma, form) * (1 - 1e-15))
-    assert abs(jax.grad(b.mixture, 2)(2.0, delta, gamma, form)) < 1e-11
+def test_tightest_mixture(f64, form):
+    delta = np.array([0.3, 1e-3, 1e-15])
+    gamma = np.asarray(b.tightest_mixture(2.0, delta, form))
+    nearby = gamma * np.r_[1, np.geomspace(0.9, 1.1, 41), np.geomspace(1e-4, 1e4, 41)][:, None]
+    lowest, *others = np.asarray(b.mixture(2.0, delta, nearby, form))
+    assert np.all(others >= lowest * (1 - 1e-15))
+    slope = jax.jit(jax.grad(lambda g: jnp.sum(b.mixture(2.0, delta, g, form))))(gamma)
+    assert np.all(np.abs(slope) < 1e-11)
 
 
 def test_tightest_mixture_is_lamberts_function(f64):
@@ -172,8 +174,7 @@ SMOOTH = {
     "unrounded": lambda p: b.stitched(p[0], p[1], p[2], s=1 + p[2], eta=2 + p[2]),
     "line": lambda p: b.stitched(p[2] / 2, p[1], p[0], below_v0="line"),
     "best gamma": lambda p: b.tightest_mixture(p[0], p[1]),
-    "best s": lambda p: b.tightest_stitched(p[0] + 1, p[1], p[2])[0],
-    "best eta": lambda p: b.tightest_stitched(p[0] + 1, p[1], p[2])[1],
+    "best s and eta": lambda p: sum(b.tightest_stitched(p[0] + 1, p[1], p[2])),
     "advanced": lambda p: b.advanced_composition(p[0], p[1]),
     "time": lambda p: b.advanced_composition_time(p[0], p[1]),
 }
@@ -185,13 +186,21 @@ def central(g, p, i):
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-def test_first_derivatives(f64, name):
-    f, p = jax.jit(SMOOTH[name]), np.array([1.7, 0.02, 0.4])
-    np.testing.assert_allclose(jax.jit(jax.grad(f))(p), [central(f, p, i) for i in range(3)], rtol=2e-6, atol=1e-8)
+def test_derivatives(f64, name):
+    """First and second ones against central differences of what is one order lower."""
+    f, p, twice = SMOOTH[name], np.array([1.7, 0.02, 0.4]), "best" not in name
+    second = jax.jacfwd(jax.grad(f)) if twice else lambda p: p
+    every = jax.jit(lambda p: (f(p), jax.grad(f)(p), second(p)))
+    value, gradient = (lambda p, k=k: every(p)[k] for k in (0, 1))
+    _, slope, hessian = every(p)
+    np.testing.assert_allclose(slope, [central(value, p, i) for i in range(3)], rtol=2e-6, atol=1e-8)
+    if twice:
+        np.testing.assert_allclose(hessian, [central(gradient, p, i) for i in range(3)], rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if "best" in n else n for n in SMOOTH])
-def test_second_derivatives(f64, name):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in SMOOTH if "best" in n])
+def test_second_derivatives_of_optimal_parameters(f64, name):
     f, p = SMOOTH[name], np.array([1.7, 0.02, 0.4])
     gradient, hessian = jax.jit(jax.grad(f)), jax.jit(jax.jacfwd(jax.grad(f)))(p)
     np.testing.assert_allclose(hessian, [central(gradient, p, i) for i in range(3)], rtol=2e-5, atol=1e-6)

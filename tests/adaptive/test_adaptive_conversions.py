@@ -103,7 +103,7 @@ def test_one_sided_pdp(f64):
     assert delta < two_sided <= c.one_sided_pdp_to_pdp(epsilon, delta)[1]
 
 
-def test_bad_arguments(x64):
+def test_bad_arguments(either):
     for call, message in (
         (lambda: c.zcdp_to_dp(-1.0, 0.1), "rho = -1.0"),
         (lambda: c.zcdp_to_dp(1.0, 0.0), "slack = 0.0"),

@@ -1,5 +1,6 @@
 """Filters grant exactly what fits, leave the state alone otherwise, and ride in JAX's loops."""
 
+import dataclasses
 import functools
 import math
 
@@ -38,10 +39,15 @@ FILTERS = {
     "rogers": lambda: RogersFilter(epsilon=3.0, delta=1e-5),
 }
 every_filter = pytest.mark.parametrize("name", FILTERS)
+ALIKE = {"renyi", "renyi-all", "approx", "basic"}  # whose programs differ little from those of the others
 
 
 def first_keyword(filt):
     return type(filt)._keywords[0]
+
+
+def left(filt, state):
+    return np.asarray(filt.remaining(state))
 
 
 def assert_same(a, b):
@@ -52,15 +58,14 @@ def test_max_queries(x64, row_filter_eps_delta):
     row = row_filter_eps_delta
     target, delta, each = (float(row[k]) for k in ("eps", "delta_prime", "eps_each"))
     filt = ApproxDPFilter(target, delta, slack=delta)
-    request = jax.jit(lambda s: filt.request(s, epsilon=each))
     state, granted = filt.init(), []
     for _ in range(row["max_queries"] + 3):
-        state, ok = request(state)
+        state, ok = filt.request(state, epsilon=each)
         granted.append(bool(ok))
     assert granted == [True] * row["max_queries"] + [False] * 3
     np.testing.assert_allclose(filt.spent(state), float(row["lhs_at_n"]), rtol=1e-12 if x64 else 2e-6)
     assert float(filt.spent(state)) >= float(row["lhs_at_n"]) * (1 - (1e-15 if x64 else 2e-7))
-    np.testing.assert_allclose(filt._budget(state.spent.high.dtype) / 2, float(row["rho_budget"]), rtol=5e-6)
+    np.testing.assert_allclose(float(filt._budget(state.spent.high.dtype)) / 2, float(row["rho_budget"]), rtol=5e-6)
 
 
 def test_theorem_two_with_delta_in_its_logarithm_is_false():
@@ -85,64 +90,79 @@ def test_theorem_two_with_delta_in_its_logarithm_is_false():
     assert mp.mpf("0.005") < true_delta(corrected, half / n) < mp.mpf("0.0052")
 
 
-@every_filter
-def test_remaining_is_granted_and_is_the_largest(x64, name):
-    filt = FILTERS[name]()
-    key, state = first_keyword(filt), filt.init()
-    for fraction in (0.3, 0.5, 0.1):
-        state, granted = filt.request(state, **{key: fraction * filt.remaining(state)})
+@pytest.mark.parametrize(
+    ("flag", "name"),
+    [
+        pytest.param(
+            flag, name, marks=[pytest.mark.slow] * (flag and name in ALIKE), id=f"{name}-float{32 + 32 * flag}"
+        )
+        for name in FILTERS
+        for flag in (False, True)
+    ],
+)
+def test_remaining_is_granted_and_is_the_largest(flag, name):
+    with jax.enable_x64(flag):
+        filt = FILTERS[name]()
+        key, state = first_keyword(filt), filt.init()
+        for fraction in (0.3, 0.5, 0.1):
+            state, granted = filt.request(state, **{key: fraction * left(filt, state)})
+            assert bool(granted)
+        whole = left(filt, state)
+        assert np.any(whole > 0)
+        more = np.nextafter(whole, np.inf, dtype=whole.dtype)
+        assert bool(filt.would_exceed(state, **{key: more})) and not bool(filt.would_exceed(state, **{key: whole}))
+        state, granted = filt.request(state, **{key: whole})
         assert bool(granted)
-    left = filt.remaining(state)
-    assert np.any(left > 0)
-    more = left * (1 + 64 * jnp.finfo(left.dtype).eps)
-    assert bool(filt.would_exceed(state, **{key: more})) and not bool(filt.would_exceed(state, **{key: left}))
-    state, granted = filt.request(state, **{key: left})
-    assert bool(granted)
-    # what is left now is rounding; after using it nothing is
-    for _ in range(4):
-        rest = filt.remaining(state)
-        assert np.all(rest <= left * 1e-3 + 1e-12)
-        state, granted = filt.request(state, **{key: rest})
-        assert bool(granted)
+        # what is left now is rounding; after using it nothing is
+        for _ in range(4):
+            rest = left(filt, state)
+            assert np.all(rest <= whole * 1e-3 + 1e-12)
+            state, granted = filt.request(state, **{key: rest})
+            assert bool(granted)
 
 
 @every_filter
-def test_the_very_next_float_is_refused(x64, name):
-    filt = FILTERS[name]()
-    key, state = first_keyword(filt), filt.init()
-    state, _ = filt.request(state, **{key: 0.37 * filt.remaining(state)})
-    left = filt.remaining(state)
-    assert bool(filt.would_exceed(state, **{key: jnp.nextafter(left, jnp.inf)}))
-
-
-@every_filter
-def test_refusal_leaves_the_state_and_a_smaller_request_may_follow(x64, name):
+def test_refusal_leaves_the_state_and_a_smaller_request_may_follow(either, name):
     filt = FILTERS[name]()
     key = first_keyword(filt)
-    state, granted = filt.request(filt.init(), **{key: 0.5 * filt.remaining(filt.init())}, delta=0.0)
-    after, granted = filt.request(state, **{key: 1.01 * filt.remaining(filt.init())})
+    state, granted = filt.request(filt.init(), **{key: 0.5 * left(filt, filt.init())}, delta=0.0)
+    after, granted = filt.request(state, **{key: 1.01 * left(filt, filt.init())})
     assert not bool(granted)
     assert_same(after, state)
-    after, granted = filt.request(state, **{key: 0.1 * filt.remaining(state)})
+    after, granted = filt.request(state, **{key: 0.1 * left(filt, state)})
     assert bool(granted) and int(after.granted) == 2
 
 
 @every_filter
-def test_invalid_requests_are_refused(x64, name):
+def test_invalid_requests_are_refused(either, name):
     filt = FILTERS[name]()
     key, state = first_keyword(filt), filt.init()
-    compiled = jax.jit(lambda s, x, delta: filt.request(s, **{key: x}, delta=delta))
     for bad in (math.nan, -1.0, -1e-30, math.inf):
-        for after, granted in (filt.request(state, **{key: bad}), compiled(state, bad, 0.0), compiled(state, 0.0, bad)):
+        for after, granted in (filt.request(state, **{key: bad}), filt.request(state, **{key: 0.0}, delta=bad)):
             assert not bool(granted)
             assert_same(after, state)
 
 
+def test_invalid_traced_requests_are_refused(f32):
+    filters = {name: make() for name, make in FILTERS.items()}
+
+    @jax.jit
+    def ask(states, x, delta):
+        return {name: f.request(states[name], **{first_keyword(f): x}, delta=delta) for name, f in filters.items()}
+
+    states = {name: f.init() for name, f in filters.items()}
+    for bad in (math.nan, -1.0, -1e-30, math.inf):
+        for answers in (ask(states, bad, 0.0), ask(states, 0.0, bad)):
+            for name, (after, granted) in answers.items():
+                assert not bool(granted), name
+                assert_same(after, states[name])
+
+
 @pytest.mark.parametrize("name", [n for n in FILTERS if n != "gdp"])
-def test_the_queries_own_deltas(x64, name):
+def test_the_queries_own_deltas(either, name):
     filt = FILTERS[name]()
     key, state = first_keyword(filt), filt.init()
-    whole = filt.remaining_delta(state)
+    whole = np.asarray(filt.remaining_delta(state))
     share = 1.0 if name in ("zcdp", "renyi", "renyi-all", "basic") else 0.5
     np.testing.assert_allclose(whole, share * 1e-5, rtol=1e-6)
     state, granted = filt.request(state, **{key: 0.0}, delta=0.25 * whole)
@@ -155,13 +175,13 @@ def test_the_queries_own_deltas(x64, name):
     assert bool(filt.would_exceed(filt.init(), **{key: 0.0}, delta=1.5))
 
 
-def test_slack_equal_to_delta_admits_pure_queries_only(x64):
+def test_slack_equal_to_delta_admits_pure_queries_only(either):
     filt = ApproxDPFilter(1.0, 1e-6, slack=1e-6)
     assert not bool(filt.would_exceed(filt.init(), epsilon=0.1))
     assert bool(filt.would_exceed(filt.init(), epsilon=0.1, delta=1e-30))
 
 
-def test_whole_binary_budgets_are_used_up_exactly(x64):
+def test_whole_binary_budgets_are_used_up_exactly(either):
     filt, state = GDPFilter(mu=1.0), GDPFilter(mu=1.0).init()
     for _ in range(64):
         state, granted = filt.request(state, mu=0.125)
@@ -193,10 +213,10 @@ def test_granted_requests_never_exceed_the_budget(xs, flag, name):
     with jax.enable_x64(flag):
         filt = FILTERS[name]()
         key = first_keyword(filt)
-        requests = jnp.asarray(xs if xs else [0.0], _dtype())
+        requests = jnp.asarray(xs + [0.0] * (40 - len(xs)), _dtype())  # of one length, so as to compile once
         ok = np.asarray(_run(filt, requests, key))
         squares = mp.fsum(
-            mp.mpf(float(x)) ** (1 if name == "zcdp" else 2) for x, g in zip(requests, ok, strict=True) if g
+            mp.mpf(float(x)) ** (1 if name == "zcdp" else 2) for x, g in zip(np.asarray(requests), ok, strict=True) if g
         )
         if name == "zcdp":
             assert squares <= mp.mpf(filt.rho)
@@ -218,8 +238,8 @@ def _run(filt, xs, key):
 def test_both_forms_of_theorem_two_agree(x64):
     for rho in (1e-4, 0.02, 1.0):
         filt = ApproxDPFilter.from_rho(rho, 1e-6)
-        assert filt._budget(_dtype()) / 2 >= rho * (1 - 1e-7)
-        np.testing.assert_allclose(filt._budget(_dtype()) / 2, rho, rtol=1e-13 if x64 else 2e-5)
+        assert float(filt._budget(_dtype())) / 2 >= rho * (1 - 1e-7)
+        np.testing.assert_allclose(float(filt._budget(_dtype())) / 2, rho, rtol=1e-13 if x64 else 2e-5)
         state, granted = filt.request(filt.init(), rho=rho * (1 - 1e-6))
         assert bool(granted)
 
@@ -245,7 +265,7 @@ def test_pure_renyi_cost(x64, row_rdp_rr):
     assert truth * (1 - (1e-15 if x64 else 1e-7)) <= spent <= truth * (1 + (1e-13 if x64 else 2e-5))
 
 
-def test_renyi_vector_of_orders(x64):
+def test_renyi_vector_of_orders(either):
     filt = RenyiFilter([2.0, 8.0], [0.5, 1.0])
     assert not bool(filt.would_exceed(filt.init(), renyi=[0.5, 1.0]))
     assert bool(filt.would_exceed(filt.init(), renyi=[0.4, 1.1])) and bool(
@@ -328,19 +348,27 @@ def test_adaptive_dp_sgd_in_a_compiled_loop(f32):
 
     weights, sigma, state, _, granted = train(filt, jax.random.key(0))
     assert not bool(granted) and int(state.granted) > 20 and np.isfinite(weights)
-    assert np.any(filt.spent(state) <= filt.budget)
-    assert bool(filt.would_exceed(state, mech.PoissonSampled(0.02, mech.Gaussian(sigma))))
+    assert np.any(filt.spent(state) <= filt.budget) and sigma < 1.5
 
 
-@every_filter
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ALIKE)) for n in FILTERS])
 def test_jax_citizenship(f32, name):
+    """The same state from a compiled scan, vmap, a bank of filters, a restored checkpoint and one by one."""
     filt = FILTERS[name]()
     key, state = first_keyword(filt), filt.init()
     whole = filt.remaining(state)
     ask = lambda f, s, x: f.request(s, **{key: x})
-    xs = jnp.asarray(np.random.default_rng(0).uniform(0, 0.4, 12), whole.dtype)
-    each = xs[:, None] * whole if whole.ndim else xs * whole
-    final, ok = jax.jit(lambda f, x: jax.lax.scan(lambda s, x: ask(f, s, x), f.init(), x))(filt, each)
+    xs = np.random.default_rng(0).uniform(0, 0.4, 12)
+    each = np.multiply.outer(xs, np.asarray(whole)).astype(np.float32)
+
+    @jax.jit
+    def every_way(filt, each):
+        scanned = jax.lax.scan(lambda s, x: ask(filt, s, x), filt.init(), each)
+        lanes = jax.vmap(lambda x: ask(filt, filt.init(), x))(each)
+        left = lambda high: jnp.sum(filt.remaining(_with_spent(filt.init(), high)))
+        return scanned, lanes, ask(filt, filt.init((12,)), each), jax.grad(left)(0.1 * each[0])
+
+    (final, ok), lanes, bank, slope = every_way(filt, each)
     eager, flags = state, []
     for x in each:
         eager, flag = ask(filt, eager, x)
@@ -349,15 +377,18 @@ def test_jax_citizenship(f32, name):
     assert_same(eager, final)
     chex.assert_trees_all_equal_shapes_and_dtypes(final, state)
     assert all(leaf.dtype in (_dtype(), jnp.int32) for leaf in jax.tree.leaves(final))
-    lanes = jax.vmap(lambda x: ask(filt, filt.init(), x))(each)
-    bank = ask(filt, filt.init((12,)), each)
     assert_same(lanes, bank)
     assert bank[1].shape == (12,)
     rebuilt = jax.tree.unflatten(jax.tree.structure(final), [np.asarray(x) for x in jax.tree.leaves(final)])
     assert_same(jax.tree.map(jnp.asarray, ask(filt, rebuilt, each[0])), ask(filt, final, each[0]))  # a checkpoint
     if name != "renyi-any":  # some of its orders cannot serve the target
-        grads = jax.grad(lambda s: jnp.sum(filt.remaining(s)), allow_int=True)(ask(filt, state, each[0])[0])
-        assert np.all(np.isfinite(grads.spent.high)) and np.all(grads.spent.high < 0)
+        assert np.all(np.isfinite(slope)) and np.all(slope < 0)
+
+
+def _with_spent(state, high):
+    """``state`` with a first sum that is differentiable, on the axes that a request has."""
+    wide = jnp.broadcast_to(high[..., None] if high.ndim < state.spent.high.ndim else high, state.spent.high.shape)
+    return dataclasses.replace(state, spent=dataclasses.replace(state.spent, high=wide))
 
 
 def test_compiles_once_for_many_values():
@@ -376,25 +407,26 @@ def test_compiles_once_for_many_values():
 
 
 def test_derivative_of_remaining(f64):
-    def left(target, first):
+    def remaining(target, first):
         filt = ApproxDPFilter(target, 1e-6, slack=1e-6)
         return filt.remaining(filt.request(filt.init(), epsilon=first)[0])
 
     def closed(target, first):
         return jnp.sqrt(boundaries.advanced_composition_time(target, 1e-6) - first**2)
 
-    np.testing.assert_allclose(left(1.0, 0.1), closed(1.0, 0.1), rtol=1e-12)
-    np.testing.assert_allclose(jax.grad(left, (0, 1))(1.0, 0.1), jax.grad(closed, (0, 1))(1.0, 0.1), rtol=1e-8)
+    np.testing.assert_allclose(remaining(1.0, 0.1), closed(1.0, 0.1), rtol=1e-12)
+    np.testing.assert_allclose(
+        jax.jit(jax.grad(remaining, (0, 1)))(1.0, 0.1), jax.jit(jax.grad(closed, (0, 1)))(1.0, 0.1), rtol=1e-8
+    )
 
 
 def test_adjacency(f64):
     replace = ZCDPFilter(1.0, adjacency=Adjacency.REPLACE_ONE)
     state, _ = replace.request(replace.init(), mech.Gaussian(2.0))
     assert float(replace.spent(state)) == 0.5
-    add, remove = (RenyiFilter(4.0, 1.0, adjacency=a) for a in (Adjacency.ADD, Adjacency.REMOVE))
-    step = mech.PoissonSampled(0.1, mech.Gaussian(1.0))
-    spent = [float(f.spent(f.request(f.init(), step)[0])) for f in (add, remove, RenyiFilter(4.0, 1.0))]
-    assert spent[0] < spent[1] == spent[2]
+    add, remove = (GDPFilter(1.0, adjacency=a) for a in (Adjacency.ADD, Adjacency.REMOVE))
+    assert float(add.request(add.init(), mech.Gaussian(2.0))[0].spent.high) == 0.25
+    assert float(remove.request(remove.init(), mech.Gaussian(2.0))[0].spent.high) == 0.25
 
 
 def test_batched_parameters(f32):
@@ -456,7 +488,7 @@ def _basic():
     return BasicFilter(1.0, 0.0)
 
 
-def test_bad_traced_parameters_refuse_everything(x64):
+def test_bad_traced_parameters_refuse_everything(either):
     @jax.jit
     def zcdp(rho):
         filt = ZCDPFilter(rho)

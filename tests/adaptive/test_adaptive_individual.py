@@ -11,7 +11,7 @@ from dpjax.adaptive import ApproxDPFilter, GDPFilter, IndividualFilter, RenyiFil
 N = 5
 
 
-def test_each_example_stops_on_its_own(x64):
+def test_each_example_stops_on_its_own(either):
     individual = IndividualFilter(RenyiFilter(order=8.0, budget=4.0), N)
     norms = jnp.asarray([1.0, 0.5, 0.0, 2.0, 1.0])
     state, masks = individual.init(), []

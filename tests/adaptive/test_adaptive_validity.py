@@ -90,47 +90,51 @@ def test_line_is_exact_for_fine_steps(f64):
 
 # Simulation, with the odometers themselves in the loop.
 
-LANES, STEPS, CONFIDENCE = 40_000, 400, 0.999
+LANES, STEPS, CONFIDENCE = 12_000, 400, 0.999
+STRATEGIES = ["follows_outcomes", "stops_when_large", "aims_at_exact", "aims_at_filter", "aims_at_stitched"]
 
 
-def strategies(odometers):
-    def follows_outcomes(states, loss, last):
+def choose(strategy, bounds, loss, last):
+    """The next epsilon of one strategy, from all that it has seen."""
+    if strategy == "follows_outcomes":
         return jnp.where(last > 0, 0.15, 0.05) * (1 + jnp.abs(jnp.sin(10 * loss)))
-
-    def stops_when_large(states, loss, last):
+    if strategy == "stops_when_large":
         return jnp.where(loss > 2.0, 0.0, 0.1)
-
-    def aims(name):  # at one odometer's bound: bold when far from it, in small steps when near, so as not to overshoot
-        return lambda states, loss, last: jnp.clip((odometers[name].bound(states[name]) - loss) / 6, 0.02, 0.4)
-
-    aimed = {f"aims_at_{name}": aims(name) for name in odometers}
-    return {"follows_outcomes": follows_outcomes, "stops_when_large": stops_when_large, **aimed}
+    # aims at one odometer's bound: bold when far from it, in small steps when near, so as not to overshoot
+    return jnp.clip((bounds[strategy.removeprefix("aims_at_")] - loss) / 6, 0.02, 0.4)
 
 
-@functools.partial(jax.jit, static_argnames=("strategy", "lanes", "steps"))
-def simulate(odometers, key, strategy, lanes, steps):
-    """How many lanes ever exceed each odometer's bound."""
-    choose = strategies(odometers)[strategy]
+@jax.jit
+def simulate(odometers, key):
+    """In how many lanes of each strategy the loss ever exceeds each odometer's bound: name -> (strategies,)."""
+    shape = (len(STRATEGIES), LANES)
+    bound = lambda states: {name: odo.bound(states[name]) for name, odo in odometers.items()}
 
     def step(carry, key):
-        states, loss, last, crossed = carry
-        epsilon = choose(states, loss, last)
-        win = jax.random.uniform(key, (lanes,)) < jax.nn.sigmoid(epsilon)
+        states, bounds, loss, last, crossed = carry
+        seen = lambda i: ({name: u[i] for name, u in bounds.items()}, loss[i], last[i])
+        epsilon = jnp.stack([choose(strategy, *seen(i)) for i, strategy in enumerate(STRATEGIES)])
+        win = jax.random.uniform(key, shape) < jax.nn.sigmoid(epsilon)
         last = jnp.where(win, epsilon, -epsilon)
         loss = loss + last
-        states = {k: o.update(states[k], epsilon=epsilon) for k, o in odometers.items()}
-        crossed = {k: crossed[k] | (loss > o.bound(states[k])) for k, o in odometers.items()}
-        return (states, loss, last, crossed), None
+        states = {name: odo.update(states[name], epsilon=epsilon) for name, odo in odometers.items()}
+        bounds = bound(states)
+        crossed = {name: crossed[name] | (loss > bounds[name]) for name in odometers}
+        return (states, bounds, loss, last, crossed), None
 
-    zero = jnp.zeros((lanes,))
-    start = (
-        {k: o.init((lanes,)) for k, o in odometers.items()},
-        zero,
-        zero,
-        {k: jnp.zeros((lanes,), bool) for k in odometers},
-    )
-    crossed = jax.lax.scan(step, start, jax.random.split(key, steps))[0][-1]
-    return {k: jnp.sum(c) for k, c in crossed.items()}
+    states = {name: odo.init(shape) for name, odo in odometers.items()}
+    nothing = {name: jnp.zeros(shape, bool) for name in odometers}
+    start = (states, bound(states), jnp.zeros(shape), jnp.zeros(shape), nothing)
+    crossed = jax.lax.scan(step, start, jax.random.split(key, STEPS))[0][-1]
+    return {name: jnp.sum(c, axis=1) for name, c in crossed.items()}
+
+
+@functools.cache
+def simulated():
+    with jax.enable_x64(False):
+        odometers = {"filter": pure(FilterOdometer, 1.0), "exact": pure(MixtureOdometer, 0.05)}
+        odometers["stitched"] = pure(StitchedOdometer, 0.02, below_v0="line")
+        return {name: np.asarray(count).tolist() for name, count in simulate(odometers, jax.random.key(7)).items()}
 
 
 def upper_limit(count, lanes):
@@ -138,20 +142,14 @@ def upper_limit(count, lanes):
     return stats.beta.ppf(CONFIDENCE, count + 1, lanes - count)
 
 
-STRATEGIES = ["follows_outcomes", "stops_when_large", "aims_at_exact", "aims_at_filter", "aims_at_stitched"]
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_simulated_losses_exceed_with_probability_at_most_delta(strategy):
-    with jax.enable_x64(False):
-        odometers = {"filter": pure(FilterOdometer, 1.0), "exact": pure(MixtureOdometer, 0.05)}
-        odometers["stitched"] = pure(StitchedOdometer, 0.02, below_v0="line")
-        counts = simulate(odometers, jax.random.key(7), strategy, LANES, STEPS)
-        for name, count in counts.items():
-            assert upper_limit(int(count), LANES) <= DELTA, name
-        aim = strategy.removeprefix("aims_at_")
-        if aim in counts:
-            assert int(counts[aim]) / LANES >= DELTA / (4 if aim == "exact" else 50)
+    counts = {name: count[STRATEGIES.index(strategy)] for name, count in simulated().items()}
+    for name, count in counts.items():
+        assert upper_limit(count, LANES) <= DELTA, name
+    aim = strategy.removeprefix("aims_at_")
+    if aim in counts:
+        assert counts[aim] / LANES >= DELTA / (4 if aim == "exact" else 50)
 
 
 def test_simulation_agrees_with_the_recursion():
