@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from dpjax import _validate
+
 
 def reals(*xs: ArrayLike) -> tuple[Any, ...]:
     """The arguments, broadcast, in one strong float dtype: the widest among them, JAX's default one for the rest.
@@ -31,6 +33,15 @@ def reals(*xs: ArrayLike) -> tuple[Any, ...]:
     module = np if plain else jnp
     with np.errstate(over="ignore"):
         return tuple(module.broadcast_arrays(*[a.astype(dtype) for a in arrays]))
+
+
+def check(name: str, x: ArrayLike, low: float, high: float = np.inf, **open_ends: bool) -> None:
+    """Raises ValueError unless a concrete ``x`` is in range, and still is as a number of the dtype it will have."""
+    _validate.in_range(name, x, low, high, **open_ends)
+    if isinstance(x, int | float | np.generic | np.ndarray):
+        (rounded,) = reals(x)
+        rounded = np.where(np.abs(rounded) < jnp.finfo(rounded.dtype).tiny, np.zeros_like(rounded), rounded)  # as XLA
+        _validate.in_range(f"{name}, in {rounded.dtype},", rounded, low, high, **open_ends)
 
 
 def nan_unless(ok: jax.Array, out: jax.Array, *arguments: jax.Array) -> jax.Array:

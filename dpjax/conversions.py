@@ -17,7 +17,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from dpjax import _validate
-from dpjax._elementwise import nan_unless, reals
+from dpjax._elementwise import check, nan_unless, reals
 
 _METHODS = ("published", "tight")
 
@@ -25,11 +25,11 @@ _METHODS = ("published", "tight")
 def _check(**numbers: ArrayLike) -> None:
     for name, x in numbers.items():
         if name == "order":
-            _validate.in_range(name, x, 1.0, math.inf, low_open=True, high_open=True)
+            check(name, x, 1.0, math.inf, low_open=True, high_open=True)
         elif name == "slack":
-            _validate.in_range(name, x, 0.0, 1.0, low_open=True, high_open=True)
+            check(name, x, 0.0, 1.0, low_open=True, high_open=True)
         else:
-            _validate.in_range(name, x, 0.0, 1.0 if name == "delta" else math.inf)
+            check(name, x, 0.0, 1.0 if name == "delta" else math.inf)
 
 
 def _shift(x: jax.Array, scale: jax.Array, units: float) -> jax.Array:
@@ -144,7 +144,7 @@ def _zcdp_budget(epsilon, slack, method):
         best = _minimise(lambda t: -value(t, lax.stop_gradient(safe), lax.stop_gradient(log_inverse)), start)
         tight = value(best, safe, log_inverse)
         rho = jnp.where((safe > 0) & (tight > rho), _shift(tight, tight, -4.0), rho)
-    return nan_unless(ok, rho, epsilon, slack)
+    return nan_unless(ok, jnp.where(epsilon < jnp.inf, rho, jnp.inf), epsilon, slack)
 
 
 def rdp_to_dp(order: ArrayLike, renyi: ArrayLike, slack: ArrayLike) -> jax.Array:
@@ -210,7 +210,8 @@ def _rdp_budget(order, epsilon, slack):
     excess = jnp.where(ok, order, 2.0) - 1
     log_inverse = -jnp.log(jnp.where(ok, slack, 0.5))
     size = epsilon + jnp.log1p(1 / excess) + (log_inverse + jnp.log1p(excess)) / excess
-    return nan_unless(ok, _shift(epsilon - _gain(excess, log_inverse), size, -8.0), order, epsilon, slack)
+    budget = _shift(epsilon - _gain(excess, log_inverse), size, -8.0)
+    return nan_unless(ok, jnp.where(epsilon < jnp.inf, budget, jnp.inf), order, epsilon, slack)
 
 
 def dp_to_zcdp(epsilon: ArrayLike, method: str = "published") -> jax.Array:

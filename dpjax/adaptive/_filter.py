@@ -178,7 +178,12 @@ class Filter:
                 f"got {', '.join(cost) if cost else 'none'}."
             )
         ((keyword, raw),) = cost.items()
-        return None, _sums.cast(_validate.number(keyword, raw), dtype, np.inf), delta, Keyword(keyword)
+        raw = _sums.cast(_validate.number(keyword, raw), dtype, np.inf)
+        batch = state.delta.high.shape
+        events = self._event_shape() if keyword == "renyi" and raw.ndim else ()
+        check_shapes((*batch, *events), **{keyword: raw.shape})
+        check_shapes(batch, delta=delta.shape)
+        return None, raw, delta, Keyword(keyword)
 
     def _pending(self, state, mechanism, raw, delta, keyword):
         dtype = state.spent.high.dtype
@@ -249,6 +254,15 @@ def require_state(filt: Any, state: Any) -> None:
         raise TypeError(f"state must come from this filter's init or request; got {got}.")
 
 
+def check_shapes(state: tuple[int, ...], **shapes: tuple[int, ...]) -> None:
+    """Raises ValueError unless each shape broadcasts with the state's."""
+    for name, shape in shapes.items():
+        try:
+            np.broadcast_shapes(state, shape)
+        except ValueError:
+            raise ValueError(f"{name} has shape {shape}, but it must broadcast with the state's, {state}.") from None
+
+
 def _widen(state: FilterState, batch: tuple[int, ...], shape: tuple[int, ...]) -> FilterState:
     return FilterState(
         jax.tree.map(lambda x: jnp.broadcast_to(x, shape), state.spent),
@@ -280,7 +294,9 @@ def _remaining(filt, state):
     view = filt._request_axes
     total = lambda x: _sums.add(state.spent, *filt._cost(keyword, x))
     fits = lambda x: view(filt._fits_each(total(x), dtype))
-    x = lax.stop_gradient(_largest(fits, view(jnp.zeros_like(state.spent.high) + 0 * budget)))
+    x = lax.stop_gradient(
+        _largest(fits, view(jnp.zeros_like(state.spent.high) + jnp.where(jnp.isnan(budget), jnp.nan, 0.0)))
+    )
     used, slope = jax.jvp(lambda x: view(filt._used(total(x))), (x,), (jnp.ones_like(x),))
     slope = lax.stop_gradient(slope)
     gap = jnp.where(slope > 0, (view(budget) - used) / jnp.where(slope > 0, slope, 1.0), 0.0)
@@ -292,7 +308,9 @@ def _remaining(filt, state):
 def _remaining_delta(filt, state):
     budget = filt._delta_budget(state.delta.high.dtype)
     fits = lambda x: _sums.at_most(_sums.add(state.delta, _sums.charge(x)), budget) & (x <= 1)
-    return lax.stop_gradient(_largest(fits, jnp.zeros_like(state.delta.high) + 0 * budget))
+    return lax.stop_gradient(
+        _largest(fits, jnp.zeros_like(state.delta.high) + jnp.where(jnp.isnan(budget), jnp.nan, 0.0))
+    )
 
 
 def rest(delta: ArrayLike, slack: ArrayLike | None, dtype: Any) -> jax.Array:
@@ -316,11 +334,14 @@ def set_budget(obj: Any, name: str, low: float, high: float = math.inf, **open_e
     value = _validate.number(name, getattr(obj, name))
     _validate.in_range(name, value, low, high, **open_ends)
     if not _validate.is_traced(value):
-        rounded = np.asarray(value).astype(_sums.default_dtype())
-        with np.errstate(under="ignore"):
+        with np.errstate(over="ignore", under="ignore"):
+            rounded = np.asarray(value).astype(_sums.default_dtype())
             rounded = np.where(rounded > value, np.nextafter(rounded, -np.inf, dtype=rounded.dtype), rounded)
+        tiny = np.asarray(jnp.finfo(rounded.dtype).tiny, rounded.dtype)  # XLA reads smaller numbers as 0
+        rounded = np.where(np.abs(rounded) < tiny, np.zeros_like(rounded), rounded)
         if name == "order":  # not a budget: taken as it is
             rounded = np.asarray(value)
+        _validate.in_range(f"{name}, in {_sums.default_dtype()},", rounded, low, high, **open_ends)
         value = np.asarray(rounded, np.float64)
         value = float(value) if value.ndim == 0 else value
     object.__setattr__(obj, name, value)

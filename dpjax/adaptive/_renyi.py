@@ -71,7 +71,8 @@ def poisson_gaussian_renyi(
     bounded = lambda remove: _bounded(safe_order, safe_sigma, safe_q, remove, convex)
     value = jnp.maximum(bounded(True), bounded(False)) if direction == "both" else bounded(direction == "remove")
     limit = jnp.where(q == 0, 0.0, plain)
-    return jnp.where(ok, jnp.where(regular, jnp.minimum(value, limit), limit), jnp.nan)
+    value = _sums.charge(jnp.minimum(value, limit), regular)
+    return jnp.where(ok, jnp.where(regular, value, limit), jnp.nan)
 
 
 def _convex_bound(order: jax.Array, sigma: jax.Array, q: jax.Array) -> jax.Array:

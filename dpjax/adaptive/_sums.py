@@ -123,10 +123,13 @@ def floor(dtype: Any) -> float:
     return float(info.tiny) / float(info.eps) ** 2
 
 
-def charge(x: jax.Array) -> jax.Array:
-    """``x``, or the smallest number that is charged where ``x`` is positive and smaller."""
+def charge(x: jax.Array, spends: jax.Array | None = None) -> jax.Array:
+    """``x``, or the smallest number that is charged where ``x`` is smaller and not free.
+
+    What is not free is positive, unless ``spends`` says so: a formula may underflow to 0 where its argument does not.
+    """
     least = jnp.asarray(floor(x.dtype), x.dtype)
-    return jnp.where((x > 0) & (x < least), least, x)
+    return jnp.where((x > 0 if spends is None else spends) & (x < least), least, x)
 
 
 def square(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -153,7 +156,7 @@ def ratio_of_square(numerator: float | jax.Array, x: jax.Array) -> jax.Array:
 
 
 def add(total: Sum, high: jax.Array, low: ArrayLike = 0.0) -> Sum:
-    """``total`` plus the nonnegative number ``high + low``; NaN makes the sum NaN for good."""
+    """``total`` plus the nonnegative number ``high + low``; what overflows stays infinite, and NaN stays NaN."""
     s, t = two_sum(total.high, high)
     v, e1 = two_sum(total.low, t)
     if isinstance(low, float) and low == 0.0:
@@ -163,8 +166,8 @@ def add(total: Sum, high: jax.Array, low: ArrayLike = 0.0) -> Sum:
         lost = (e1 != 0) | (e2 != 0)
     info = jnp.finfo(s.dtype)
     lost |= (s > 0) & (s < float(info.tiny) / float(info.eps) ** 3)  # errors of errors are flushed to zero here
-    high = s + v
-    low = v - (high - s)
+    high = jnp.where(jnp.isinf(s), s, s + v)
+    low = jnp.where(jnp.isinf(high), 0.0, v - (high - s))
     return Sum(high, low, jnp.minimum(total.inexact, _MAX_COUNT - 1) + lost.astype(jnp.int32))
 
 

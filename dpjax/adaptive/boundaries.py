@@ -40,7 +40,7 @@ from jax.scipy.special import erf
 from jax.typing import ArrayLike
 
 from dpjax import _validate
-from dpjax._elementwise import nan_unless, reals
+from dpjax._elementwise import check, nan_unless, reals
 
 MIXTURE_FORMS = ("exact", "sharp", "one_sided", "two_sided")
 
@@ -56,11 +56,11 @@ def _check(**numbers: ArrayLike) -> None:
     """Raises ValueError for concrete arguments out of range: time >= 0, delta in (0, 1), the rest > 0."""
     for name, x in numbers.items():
         if name == "v":
-            _validate.in_range(name, x, 0.0)
+            check(name, x, 0.0)
         elif name == "delta":
-            _validate.in_range(name, x, 0.0, 1.0, low_open=True, high_open=True)
+            check(name, x, 0.0, 1.0, low_open=True, high_open=True)
         else:
-            _validate.in_range(name, x, 0.0, math.inf, low_open=True, high_open=True)
+            check(name, x, 0.0, math.inf, low_open=True, high_open=True)
 
 
 def linear(v: ArrayLike, delta: ArrayLike, a: ArrayLike) -> jax.Array:
@@ -197,8 +197,14 @@ def _mixture(v, delta, gamma, form):
     ok = _valid(v >= 0, delta > 0, delta < 1, gamma > 0)
     gamma_safe = jnp.where(ok, gamma, 1.0)
     time = jnp.where(ok, v, 0.0)
-    c = -jnp.log(jnp.where(ok, delta, 0.5)) + jnp.log1p(time / gamma_safe) / 2
-    return nan_unless(ok, _inverse_level(c, form) * jnp.sqrt(time + gamma_safe), v, delta, gamma)
+    finite = time < jnp.inf
+    time = jnp.where(finite, time, 1.0)
+    far = time > gamma_safe * float(2**60)  # where the quotient might overflow, 1 is nothing beside it
+    near = jnp.log1p(jnp.where(far, 1.0, time) / jnp.where(far, 1.0, gamma_safe))
+    log_ratio = jnp.where(far, jnp.log(jnp.where(far, time, 1.0)) - jnp.log(gamma_safe), near)
+    c = -jnp.log(jnp.where(ok, delta, 0.5)) + log_ratio / 2
+    out = _inverse_level(c, form) * jnp.sqrt(time + gamma_safe)
+    return nan_unless(ok, jnp.where(finite, out, jnp.inf), v, delta, gamma)
 
 
 def tightest_mixture(v: ArrayLike, delta: ArrayLike, form: str = "exact") -> jax.Array:
@@ -319,7 +325,7 @@ def stitched(
     rounded = s is None and eta is None
     s, eta = 1.4 if s is None else s, 2.0 if eta is None else eta
     for name, x in (("s", s), ("eta", eta)):
-        _validate.in_range(name, x, 1.0, math.inf, low_open=True, high_open=True)
+        check(name, x, 1.0, math.inf, low_open=True, high_open=True)
     return _stitched(*reals(v, delta, v0, s, eta), rounded=rounded, below_v0=below_v0)
 
 
@@ -329,12 +335,13 @@ def _stitched(v, delta, v0, s, eta, rounded, below_v0):
     start = jnp.where(ok, v0, 1.0)
     time = jnp.maximum(jnp.where(ok, v, 1.0), start)
     log_inverse = -jnp.log(jnp.where(ok, delta, 0.5))
-    log_ratio = jnp.log(time / start)
+    log_ratio = jnp.where(time > start * float(2**60), jnp.log(time) - jnp.log(start), jnp.log(time / start))
     if rounded:
         square = 2.89 * (jnp.log(math.log(2.0) + log_ratio) + 0.72 * (math.log(5.2) + log_inverse))
     else:
         square = _stitched_square(log_ratio, log_inverse, jnp.where(ok, s, 2.0), jnp.log(jnp.where(ok, eta, 2.0)))
-    out = jnp.sqrt(time * square)
+    finite = time < jnp.inf
+    out = jnp.where(finite, jnp.sqrt(jnp.where(finite, time, 1.0)), jnp.inf) * jnp.sqrt(jnp.where(finite, square, 1.0))
     if below_v0 == "infinite":
         early: Any = jnp.inf
     else:

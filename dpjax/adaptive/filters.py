@@ -206,7 +206,7 @@ class ApproxDPFilter(Filter):
             return _sums.charge(2 * x), jnp.zeros_like(x)
         high, low = _sums.square(x)
         if self.method == "tight":
-            sharp = _sums.charge(_sums.up(2 * x * jnp.tanh(x / 2), 12.0))
+            sharp = _sums.charge(_sums.up(2 * x * jnp.tanh(x / 2), 12.0), x > 0)
             high, low = jnp.where(sharp < high, sharp, high), jnp.where(sharp < high, 0.0, low)
         return high, low
 

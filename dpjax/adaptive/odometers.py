@@ -49,10 +49,10 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from dpjax import _validate
-from dpjax._elementwise import nan_unless, reals
+from dpjax._elementwise import check, nan_unless, reals
 from dpjax._pytree import node, static
 from dpjax.adaptive import _costs, _sums, boundaries
-from dpjax.adaptive._filter import Keyword, check_slack, rest, set_budget, show
+from dpjax.adaptive._filter import Keyword, check_shapes, check_slack, rest, set_budget, show
 from dpjax.mechanisms import Adjacency, Mechanism
 
 
@@ -96,7 +96,7 @@ class Odometer:
     def _positive(self, *names: str, low: float = 0.0) -> None:
         for name in names:
             value = _validate.number(name, getattr(self, name))
-            _validate.in_range(name, value, low, math.inf, low_open=True, high_open=True)
+            check(name, value, low, math.inf, low_open=True, high_open=True)
             object.__setattr__(self, name, value)
 
     def init(self, shape: tuple[int, ...] | None = None) -> OdometerState:
@@ -154,7 +154,9 @@ class Odometer:
         ((keyword, raw),) = cost.items()
         raw = _validate.number(keyword, raw)
         _validate.in_range(keyword, raw, 0.0)
-        return _update(self, state, None, _sums.cast(raw, dtype, np.inf), delta, Keyword(keyword))
+        raw = _sums.cast(raw, dtype, np.inf)
+        check_shapes(state.time.high.shape, **{keyword: raw.shape}, delta=delta.shape)
+        return _update(self, state, None, raw, delta, Keyword(keyword))
 
     def bound(self, state: OdometerState) -> jax.Array:
         """The bound on the privacy loss of everything so far, in nats, rounded up; differentiable."""
@@ -194,6 +196,8 @@ class Odometer:
         """
         for name, x, high in (("epsilon", epsilon, math.inf), ("delta", delta, 1.0)):
             _validate.in_range(name, x, 0.0, high)
+        if np.ndim(epsilon) == 0:
+            raise ValueError(f"epsilon has shape {np.shape(epsilon)}, but its first axis must be that of the steps.")
         dtype = _sums.default_dtype()
         epsilon, delta = _sums.cast(epsilon, dtype, np.inf), _sums.cast(delta, dtype, np.inf)
         return _trajectory(self, self.init(np.broadcast_shapes(epsilon.shape, delta.shape)[1:]), epsilon, delta)
@@ -406,7 +410,7 @@ def _advance(odo, state, mechanism, raw, delta, keyword):
         if keyword == "epsilon":
             epsilon = raw
             if odo.method == "tight":
-                sharp = _sums.charge(_sums.up(2 * raw * jnp.tanh(raw / 2), 12.0))
+                sharp = _sums.charge(_sums.up(2 * raw * jnp.tanh(raw / 2), 12.0), raw > 0)
                 use = (sharp < high) & (delta == 0)
                 high, low = jnp.where(use, sharp, high), jnp.where(use, 0.0, low)
     shape = jnp.broadcast_shapes(high.shape, delta.shape, state.time.high.shape)
@@ -421,7 +425,7 @@ def _advance(odo, state, mechanism, raw, delta, keyword):
     total = _sums.add(jax.tree.map(wide, state.delta), wide(spent))
     drift = state.drift
     if drift is not None:
-        mean = _sums.charge(_sums.up(odo._mean(epsilon, high), 12.0))
+        mean = _sums.charge(_sums.up(odo._mean(epsilon, high), 12.0), high > 0)
         drift = _sums.add(jax.tree.map(wide, drift), wide(jnp.where(valid & finite, mean, 0.0)))
     return OdometerState(time, total, drift)
 

@@ -168,7 +168,7 @@ class RenyiFilter(Filter):
         elif keyword == "rho":
             high = _sums.charge(_sums.up(order * x))
         else:
-            high = _sums.charge(_pure_renyi(order, x))
+            high = _sums.charge(_pure_renyi(order, x), x > 0)
         return high, jnp.zeros_like(high)
 
     def _mechanism_cost(self, mechanism, dtype):

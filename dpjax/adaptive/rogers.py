@@ -90,7 +90,7 @@ class RogersFilter(Filter):
 
     def _cost(self, keyword, x):
         high, low = _sums.square(x)
-        drift = _sums.charge(_sums.up(x * jnp.expm1(x) / 2, 12.0))
+        drift = _sums.charge(_sums.up(x * jnp.expm1(x) / 2, 12.0), x > 0)
         return jnp.stack([high, drift], axis=-1), jnp.stack([low, jnp.zeros_like(low)], axis=-1)
 
     def spent(self, state: FilterState) -> jax.Array:
@@ -157,9 +157,11 @@ class RogersOdometer(Odometer):
         log_inverse = -jnp.log(slack)
         positive = v > 0
         safe = jnp.where(positive, v, 1.0)
-        inner = 2 * jnp.sqrt(safe * (math.log(110.0) + 1 + 2 * (jnp.log(log_n) + log_inverse)))
+        inner = 2 * jnp.sqrt(jnp.minimum(safe, 1.0) * (math.log(110.0) + 1 + 2 * (jnp.log(log_n) + log_inverse)))
         log_term = jnp.log(4 / math.log(2.0) * log_n) + log_inverse
-        outer = jnp.sqrt(2 * (least + safe) * (1 + jnp.log1p(n * n * safe) / 2) * log_term)
+        late = 2 * log_n + jnp.log(least + jnp.maximum(safe, 1.0))  # the same logarithm, where n^2 v may overflow
+        log_size = jnp.where(safe > 1, late, jnp.log1p(n * n * jnp.minimum(safe, 1.0)))
+        outer = jnp.sqrt(2 * (least + safe)) * jnp.sqrt((1 + log_size / 2) * log_term)
         at_zero = jnp.sqrt(2 * least * log_term)
         return jnp.where(positive, jnp.where((v >= least) & (v <= 1), inner, outer), at_zero)
 
