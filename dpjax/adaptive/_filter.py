@@ -162,7 +162,9 @@ class Filter:
 
     # Shared machinery. Everything concrete is checked and rounded in _prepare; the rest is compiled once per filter.
 
-    def _prepare(self, state, mechanism, delta, cost) -> tuple[Any, jax.Array | None, jax.Array, Keyword]:
+    def _prepare(
+        self, state, mechanism, delta, cost, batch: tuple[int, ...] | None = None
+    ) -> tuple[Any, jax.Array | None, jax.Array, Keyword]:
         require_state(self, state)
         dtype = state.spent.high.dtype
         delta = _sums.cast(_validate.number("delta", delta), dtype, np.inf)
@@ -179,7 +181,7 @@ class Filter:
             )
         ((keyword, raw),) = cost.items()
         raw = _sums.cast(_validate.number(keyword, raw), dtype, np.inf)
-        batch = state.delta.high.shape
+        batch = state.delta.high.shape if batch is None else batch
         events = self._event_shape() if keyword == "renyi" and raw.ndim else ()
         check_shapes((*batch, *events), **{keyword: raw.shape})
         check_shapes(batch, delta=delta.shape)

@@ -107,7 +107,7 @@ class IndividualFilter:
         if indices.ndim != 1 or not jnp.issubdtype(indices.dtype, jnp.integer):
             raise TypeError(f"indices must be a vector of integers; got {indices.dtype} of shape {indices.shape}.")
         delta = cost.pop("delta", 0.0)
-        return _request_some(self, state, indices, *self.filter._prepare(state, mechanism, delta, cost))
+        return _request_some(self, state, indices, *self.filter._prepare(state, mechanism, delta, cost, indices.shape))
 
     def request_norms(
         self,

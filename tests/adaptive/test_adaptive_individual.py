@@ -39,7 +39,7 @@ def test_agrees_with_one_filter_per_example(f64):
 
 def test_costs_are_never_understated(x64):
     individual = IndividualFilter(ZCDPFilter(10.0), 64)
-    norms = jnp.asarray(np.random.default_rng(1).uniform(0.01, 1, 64))
+    norms = np.random.default_rng(1).uniform(0.01, 1, 64).astype(jnp.result_type(float))
     state, _ = individual.request_norms(individual.init(), norms, noise_std=0.7)
     noise = np.float64(jnp.asarray(0.7)) if x64 else 0.7
     truth = (np.asarray(norms, np.float64) / noise) ** 2 / 2

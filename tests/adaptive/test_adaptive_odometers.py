@@ -30,7 +30,7 @@ ODOMETERS = {
 }
 every_odometer = pytest.mark.parametrize("name", ODOMETERS)
 most_odometers = pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("two_sided", "tight"))) for n in ODOMETERS]
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("two_sided", "tight", "unrounded"))) for n in ODOMETERS]
 )
 
 
