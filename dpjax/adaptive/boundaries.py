@@ -100,13 +100,22 @@ def _linear(v, delta, a):
 def tightest_linear(v: ArrayLike) -> jax.Array:
     """The ``a`` for which ``linear`` is lowest at time ``v``, whatever delta: ``a = v``.
 
+    Args:
+      v: the time at which the boundary should be lowest, > 0.
+
+    Returns:
+      a, of ``v``'s shape. NaN where a traced ``v`` is out of range.
+
+    Raises:
+      ValueError: ``v`` is concrete and out of range.
+
     Example:
       >>> float(tightest_linear(4.0))
       4.0
     """
     _check(a=v)
-    (v,) = reals(v)
-    return nan_unless(v > 0, v, v)
+    time = jnp.asarray(reals(v)[0])
+    return nan_unless(time > 0, time, time)
 
 
 def _level(x: jax.Array, form: str) -> jax.Array:
