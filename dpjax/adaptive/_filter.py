@@ -200,6 +200,7 @@ class Filter:
         if event:
             shape = jnp.broadcast_shapes(high.shape, event)
             valid = jnp.all(jnp.broadcast_to(valid, shape), axis=-1)
+        check_shapes(state.spent.high.shape, request=high.shape)
         ok = valid & (delta >= 0) & (delta <= 1)
         ok_wide = ok.reshape(ok.shape + (1,) * len(event))
         shape: Any = jnp.broadcast_shapes(high.shape, state.spent.high.shape, ok_wide.shape)
@@ -254,6 +255,13 @@ def require_state(filt: Any, state: Any) -> None:
     if not isinstance(state, FilterState) or state.kind != type(filt).__name__:
         got = f"one of {state.kind}" if isinstance(state, FilterState) else type(state).__name__
         raise TypeError(f"state must come from this filter's init or request; got {got}.")
+    require_dtype(state.spent.high.dtype)
+
+
+def require_dtype(dtype: Any) -> None:
+    """Raises ValueError for a state that JAX would round: one from a 64-bit checkpoint, with 64 bits turned off."""
+    if dtype == np.float64 and _sums.default_dtype() != np.float64:
+        raise ValueError("state has dtype float64, but it must be float32 unless jax_enable_x64 is on.")
 
 
 def check_shapes(state: tuple[int, ...], **shapes: tuple[int, ...]) -> None:
@@ -313,6 +321,22 @@ def _remaining_delta(filt, state):
     return lax.stop_gradient(
         _largest(fits, jnp.zeros_like(state.delta.high) + jnp.where(jnp.isnan(budget), jnp.nan, 0.0))
     )
+
+
+def conversion_slack(delta: ArrayLike, own: ArrayLike) -> jax.Array:
+    """What ``delta`` leaves beside a filter's ``own``, rounded down.
+
+    Raises:
+      ValueError: ``delta`` is concrete and not larger.
+    """
+    dtype = _sums.default_dtype()
+    left, right = _sums.cast(delta, dtype, -np.inf), _sums.cast(own, dtype, np.inf)
+    if not _validate.is_traced(left) and not _validate.is_traced(right):
+        if not np.all((np.asarray(left) > np.asarray(right)) & (np.asarray(left) < 1)):
+            raise ValueError(
+                f"delta = {show(delta)}, but it must be a number in ({show(own)}, 1), above the filter's own."
+            )
+    return _sums.sub_down(left, right)
 
 
 def rest(delta: ArrayLike, slack: ArrayLike | None, dtype: Any) -> jax.Array:

@@ -39,6 +39,7 @@ from dpjax.adaptive import _costs, _sums
 from dpjax.adaptive._filter import (
     Filter,
     FilterState,
+    conversion_slack,
     inside,
     nonnegative,
     require_state,
@@ -107,8 +108,7 @@ class ZCDPFilter(Filter):
           >>> print(f"{ZCDPFilter(rho=0.1).epsilon(1e-6):.4f}")
           2.1419
         """
-        slack = jnp.asarray(delta) - jnp.asarray(self.delta)
-        return conversions.zcdp_to_dp(self.rho, slack, method)
+        return conversions.zcdp_to_dp(self.rho, conversion_slack(delta, self.delta), method)
 
     @property
     def guarantee(self) -> str:

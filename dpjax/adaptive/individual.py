@@ -199,7 +199,8 @@ def _noise_multipliers(norms, noise):
     safe = jnp.where(norms > 0, norms, 1.0)
     ratio = noise / safe
     back, error = _sums.two_product(ratio, safe)
-    ratio = jnp.where((back == noise) & (error == 0), ratio, _sums.down(ratio, 4.0))
+    exact = (ratio == jnp.inf) | ((back == noise) & (error == 0))
+    ratio = jnp.where(exact, ratio, _sums.down(ratio, 4.0))
     return jnp.where(norms > 0, ratio, jnp.where(norms == 0, jnp.inf, jnp.nan))
 
 

@@ -52,7 +52,7 @@ from dpjax import _validate
 from dpjax._elementwise import check, nan_unless, reals
 from dpjax._pytree import node, static
 from dpjax.adaptive import _costs, _sums, boundaries
-from dpjax.adaptive._filter import Keyword, check_shapes, check_slack, rest, set_budget, show
+from dpjax.adaptive._filter import Keyword, check_shapes, check_slack, require_dtype, rest, set_budget, show
 from dpjax.mechanisms import Adjacency, Mechanism
 
 
@@ -390,6 +390,7 @@ class StitchedOdometer(Odometer):
 def _require_state(odo: Any, state: Any) -> None:
     if not isinstance(state, OdometerState) or (state.drift is not None) != odo._own_drift:
         raise TypeError(f"state must come from this odometer's init or update; got {type(state).__name__}.")
+    require_dtype(state.time.high.dtype)
 
 
 @jax.jit
@@ -413,6 +414,7 @@ def _advance(odo, state, mechanism, raw, delta, keyword):
                 sharp = _sums.charge(_sums.up(2 * raw * jnp.tanh(raw / 2), 12.0), raw > 0)
                 use = (sharp < high) & (delta == 0)
                 high, low = jnp.where(use, sharp, high), jnp.where(use, 0.0, low)
+    check_shapes(state.time.high.shape, query=high.shape)
     shape = jnp.broadcast_shapes(high.shape, delta.shape, state.time.high.shape)
     valid = (high >= 0) & (delta >= 0) & (delta <= 1) if raw is None else (raw >= 0) & (delta >= 0) & (delta <= 1)
     finite = high < jnp.inf

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from dpjax import _validate, conversions
 from dpjax._pytree import node, static
 from dpjax.adaptive import _costs, _sums
-from dpjax.adaptive._filter import Filter, check_slack, nonnegative, rest, set_budget, set_slack, show
+from dpjax.adaptive._filter import Filter, check_slack, conversion_slack, nonnegative, rest, set_budget, set_slack, show
 from dpjax.mechanisms import Adjacency
 
 
@@ -124,8 +124,8 @@ class RenyiFilter(Filter):
         half = _validate.number("delta", delta) / 2 if slack is None else _validate.number("slack", slack)
         check_slack(half, _validate.number("delta", delta))
         if np.ndim(order) == 0:
-            rest = jnp.asarray(_sums.sub_down(*_pair(delta, half)))
-            return cls(order, conversions.rdp_budget(order, epsilon, half), rest, adjacency=adjacency)
+            own = rest(delta, half, _sums.default_dtype())
+            return cls(order, conversions.rdp_budget(order, epsilon, half), own, adjacency=adjacency)
         if combine != "any":
             raise ValueError(f'combine = {combine!r}, but it must be "any" for a vector of orders.')
         share = jnp.asarray(half)[..., None] / np.shape(order)[0]
@@ -189,7 +189,7 @@ class RenyiFilter(Filter):
             return jnp.max(jnp.where(budget >= 0, epsilons, 0.0), axis=-1)
         if delta is None:
             raise TypeError('epsilon() needs delta unless combine="any".')
-        slack = jnp.asarray(delta) - jnp.asarray(self.delta)
+        slack = conversion_slack(delta, self.delta)
         event = len(self._event_shape())
         epsilons = conversions.rdp_to_dp(self.order, self.budget, slack[..., None] if event else slack)
         return jnp.min(epsilons, axis=-1) if event else epsilons
@@ -210,8 +210,3 @@ def _pure_renyi(order: jax.Array, epsilon: jax.Array) -> jax.Array:
     far = excess * epsilon + jnp.log1p(jnp.exp(-(2 * order - 1) * epsilon)) - jnp.log1p(jnp.exp(-epsilon))
     value = jnp.where(order * epsilon < 20, jnp.log1p(product), far) / excess
     return jnp.where(epsilon >= 0, _sums.up(value, 64.0), jnp.nan)
-
-
-def _pair(a: ArrayLike, b: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    dtype = _sums.default_dtype()
-    return _sums.cast(a, dtype, -np.inf), _sums.cast(b, dtype, np.inf)

@@ -153,6 +153,8 @@ def test_shapes_that_do_not_broadcast_are_named():
             lambda: RenyiFilter([2.0, 3.0], 1.0).request(RenyiFilter([2.0, 3.0], 1.0).init(), renyi=np.ones(3)),
             "renyi has",
         ),
+        (lambda: filt.request(filt.init((3,)), mech.Gaussian(np.ones(4))), r"request has shape \(4,\).* \(3,\)"),
+        (lambda: odo.update(odo.init((3,)), mech.Gaussian(np.ones(4))), r"query has shape \(4,\)"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
@@ -184,6 +186,35 @@ def test_states_may_be_donated_copied_and_pickled(f32):
         after = jax.jit(step, donate_argnums=0)(initial())
         again = step(pickle.loads(pickle.dumps(copy.deepcopy(initial()))))
         assert [float(x) for x in jax.tree.leaves(after)] == [float(x) for x in jax.tree.leaves(again)]
+
+
+def test_a_state_that_would_be_rounded_is_refused(f64):
+    states = GDPFilter(1.0).init(), ODOMETERS["exact"].init()
+    with jax.enable_x64(False):
+        with pytest.raises(ValueError, match="state has dtype float64"):
+            GDPFilter(1.0).request(states[0], mu=0.1)
+        with pytest.raises(ValueError, match="state has dtype float64"):
+            ODOMETERS["exact"].bound(states[1])
+        narrow = GDPFilter(1.0).init()
+    assert GDPFilter(1.0).request(narrow, mu=0.1)[0].spent.high.dtype == jnp.float32
+
+
+def test_norms_and_noise_at_the_ends(f32):
+    individual = IndividualFilter(GDPFilter(1.0), 4)
+    for norms, noise, granted in (
+        ([0.0, 1e-300, 1e300, math.inf], 1.0, [True, True, False, False]),
+        ([1.0, 0.0, 1e-300, 1e30], math.inf, [True] * 4),
+        ([1.0, 0.0, 1e-300, 1e30], 0.0, [False, True, False, False]),
+    ):
+        state, mask = individual.request_norms(individual.init(), np.array(norms), noise)
+        assert mask.tolist() == granted and np.all(np.isfinite(individual.spent(state)))
+
+
+def test_a_target_below_the_filters_own_delta_is_named():
+    for filt in (ZCDPFilter(0.1, 1e-6), RenyiFilter(8.0, 1.0, 1e-6)):
+        with pytest.raises(ValueError, match=r"delta = 1e-06, but it must be a number in \(1e-06, 1\)"):
+            filt.epsilon(1e-6)
+        assert np.isfinite(filt.epsilon(2e-6))
 
 
 def test_the_accountant_takes_neither_filters_nor_states():
