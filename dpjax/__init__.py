@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says where a name lives
+    from dpjax import adaptive as adaptive
+    from dpjax import conversions as conversions
     from dpjax.accounting import Bounds as Bounds
     from dpjax.accounting import Method as Method
     from dpjax.accounting import Status as Status
@@ -33,7 +35,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax.mechanisms import SelfComposed as SelfComposed
     from dpjax.mechanisms import dpsgd as dpsgd
 
-_HOME = {
+_HOME = {  # None: the name is that of a module
     "Adjacency": "mechanisms",
     "Bounds": "accounting",
     "Composed": "mechanisms",
@@ -44,7 +46,9 @@ _HOME = {
     "PoissonSampled": "mechanisms",
     "SelfComposed": "mechanisms",
     "Status": "accounting",
+    "adaptive": None,
     "characteristic_function": "loss_distribution",
+    "conversions": None,
     "delta": "accounting",
     "delta_bounds": "accounting",
     "dpsgd": "mechanisms",
@@ -59,7 +63,9 @@ __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    home = _HOME[name]
+    module = importlib.import_module(f"{__name__}.{home or name}")
+    value = module if home is None else getattr(module, name)
     globals()[name] = value
     return value
 
