@@ -133,9 +133,9 @@ def _plan(problem: Problem, epsilon, log_delta, tol, *, capacity: int) -> Plan:
     return contour.plan(problem, epsilon, log_delta, tol, capacity)
 
 
-@partial(jax.jit, static_argnames=("tol", "unknown", "capacity", "block"))
-def _pass(problem: Problem, plan: Plan, given, old: contour.Ends, **static):
-    found = contour.evaluate(problem, plan, given, old, **static)
+@partial(jax.jit, static_argnames=("unknown", "capacity", "block"))
+def _pass(problem: Problem, plan: Plan, given, old: contour.Ends, tol, **static):
+    found = contour.evaluate(problem, plan, given, old, tol, **static)
     return _pack(found), found.settled
 
 
@@ -198,11 +198,10 @@ def solve_concrete(settings: Settings, problem: Problem, given: np.ndarray) -> A
             if not which.size:
                 continue
             old = contour.Ends(*(a[todo] for a in answer[:3]))
-            arguments = jax.tree.map(lambda a: a[which], (part, plan, asked, old))
+            tols = np.full(todo.size, settings.tol)
+            arguments = jax.tree.map(lambda a: a[which], (part, plan, asked, old, tols))
             cost = np.minimum(plan.nodes[which], size) * 1e-3 + 1 / np.min(plan.step[which], -1, initial=1.0)
-            step = partial(
-                _pass, tol=settings.tol, unknown=settings.unknown, capacity=size, block=min(_BLOCK, size)
-            )
+            step = partial(_pass, unknown=settings.unknown, capacity=size, block=min(_BLOCK, size))
             found, settled[which] = _in_chunks(lambda a: step(*a), arguments, cost)
             for whole, new in zip(answer, found, strict=True):
                 whole[todo[which]] = new

@@ -418,7 +418,7 @@ def plan(problem: Problem, epsilon: jax.Array, log_delta: jax.Array, tol: jax.Ar
 
 
 def evaluate(
-    problem: Problem, plan: Plan, given: jax.Array, old: Ends, *, tol: float, unknown: str, capacity: int, block: int
+    problem: Problem, plan: Plan, given: jax.Array, old: Ends, tol: jax.Array, *, unknown: str, capacity: int, block: int
 ) -> Solution:
     """One pass: the certified ends along ``plan``, or those of ``old`` where they are better.
 
@@ -427,7 +427,7 @@ def evaluate(
       plan: the contour; its log_delta or epsilon is the guess that the errors are relative to.
       given: log delta (``unknown`` = "epsilon") or epsilon ("delta"), shape (lanes,).
       old: what the passes before found.
-      tol: relative tolerance on delta.
+      tol: relative tolerance on delta, a scalar or (lanes,).
       unknown: "epsilon" or "delta".
       capacity: the most nodes that any lane may use, a power of two.
       block: how many contour nodes are evaluated at once, a power of two.
@@ -500,7 +500,7 @@ def solve(problem: Problem, given: jax.Array, *, tol: float, unknown: str, capac
     for_epsilon = unknown == "epsilon"
     lanes = given.shape[0]
     none = given * jnp.nan
-    run = partial(evaluate, tol=tol, unknown=unknown, capacity=capacity, block=block)
+    run = partial(evaluate, unknown=unknown, capacity=capacity, block=block)
 
     def again(state: _State) -> _State:
         new_plan = plan(problem, state.epsilon, state.log_delta, state.tol, capacity)
@@ -509,7 +509,7 @@ def solve(problem: Problem, given: jax.Array, *, tol: float, unknown: str, capac
         rough = first & (new_plan.nodes > MANY) & (capacity > MANY)
         new_plan = new_plan._replace(nodes=jnp.where(rough, 0.0, new_plan.nodes))
         old = state.solution
-        new = run(problem, new_plan, given, Ends(old.lower, old.estimate, old.upper))
+        new = run(problem, new_plan, given, Ends(old.lower, old.estimate, old.upper), tol)
         settled = (new.settled | (new_plan.nodes > capacity) & ((capacity <= MANY) | ~first)) & ~rough
         keep = state.done | rough
         choice = lambda a, b: jnp.where(keep.reshape((lanes,) + (1,) * (a.ndim - 1)), b, a)
@@ -527,7 +527,7 @@ def solve(problem: Problem, given: jax.Array, *, tol: float, unknown: str, capac
 
     eps0, log0 = (none, given) if for_epsilon else (given, none)
     ends = start(given)
-    shapes = jax.eval_shape(lambda: run(problem, choose(problem, eps0, log0, none * 0 + tol), given, ends))
+    shapes = jax.eval_shape(lambda: run(problem, choose(problem, eps0, log0, none * 0 + tol), given, ends, tol))
     blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)._replace(**ends._asdict())
     state = _State(jnp.int32(0), given != given, eps0, log0, given * 0 + tol, blank)
     found = lax.while_loop(lambda s: (s.passes < PASSES) & ~jnp.all(s.done), again, state).solution

@@ -93,9 +93,9 @@ def weighted_excess(nodes: Nodes, s: jax.Array, log_n: jax.Array) -> jax.Array:
 
 
 def _pull(pair: SampledGaussianPair, s: jax.Array, u_plus: jax.Array, u_minus: jax.Array) -> jax.Array:
-    """x'(u) with the rising parts (sign 1) taken at u_plus and the falling ones at u_minus."""
+    """x'(u) with the rising parts (sign 1) taken at u_plus and the falling ones at u_minus; (any, lanes, components)."""
     inv = 1 / pair.sigma
-    total = jnp.zeros_like(inv)
+    total = jnp.zeros_like(u_plus)
     for j in range(pair.sign.shape[-1]):
         sign = pair.sign[..., j]
         u = sign * jnp.where(sign > 0, u_plus, u_minus)
@@ -122,15 +122,14 @@ def window(pair: SampledGaussianPair, s: jax.Array) -> Window:
     def shrink(_, ends):
         low, high = ends
         middle = 0.5 * (low + high)
-        from_high = _pull(pair, s, high, jnp.where(concave, middle, low))
-        from_low = _pull(pair, s, low, jnp.where(concave, middle, high))
+        from_low, from_high = _pull(pair, s, ends, jnp.where(concave, middle, ends[::-1]))
         right = from_high > middle
-        return (
-            jnp.where(concave, jnp.where(right, middle, low), jnp.maximum(low, from_low * (1 - 1e-14))),
-            jnp.where(concave, jnp.where(right, high, middle), jnp.minimum(high, from_high * (1 + 1e-14))),
-        )
+        new_low = jnp.where(concave, jnp.where(right, middle, low), jnp.maximum(low, from_low * (1 - 1e-14)))
+        new_high = jnp.where(concave, jnp.where(right, high, middle), jnp.minimum(high, from_high * (1 + 1e-14)))
+        return jnp.stack([new_low, new_high])
 
-    _, top = lax.fori_loop(np.int32(0), np.int32(30), shrink, (jnp.zeros_like(steepest), steepest))
+    ends = jnp.stack([jnp.zeros_like(steepest), steepest])
+    _, top = lax.fori_loop(np.int32(0), np.int32(30), shrink, ends)
     rising = jnp.any(pair.sign > 0, -1)
     falling = jnp.any(pair.sign < 0, -1)
     low = -MARGIN - jnp.where(falling, inv, 0.0)
