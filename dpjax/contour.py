@@ -150,17 +150,16 @@ def fix_tilt(problem: Problem, plan: Plan, capacity: int) -> Tilt:
     cut = jnp.minimum(plan.nodes - 1, capacity - 1) * (2 * PI / plan.period)
     fine = jnp.maximum(cumulant.real_step(pair, plan.s, plan.shift), (win.high - win.low) / _MAX_X)
     up = cumulant.log_envelope(pair, plan.s, cut, plan.shift, win, fine)
-    secant = cumulant.log_secant(pair, plan.s, plan.shift)
     own = cumulant.log_real_alias(pair, plan.s, fine, plan.shift)
-    own = jnp.logaddexp(own, win.log_tail - real.value + secant)
     up = jnp.logaddexp(up, real.value + rise[:lanes] + 0.5 * plan.shift**2 + own)
+    up = jnp.logaddexp(up, cumulant.log_tail_above(pair, plan.s, win, plan.shift))
     up = jnp.minimum(up, real.value + rise[:lanes])
     gauss = 0.5 * problem.variance * plan.s * (1 + plan.s)
     log_cut = _counted(count, pair, up) + gauss - 0.5 * problem.variance * cut * cut
 
     # twice: phi - 1 is the difference of two sums
     step = jnp.maximum(plan.step, (win.high - win.low) / _MAX_X)
-    beyond = win.log_tail - real.value + 0.5 * plan.height**2 + cumulant.log_secant(pair, plan.s, plan.height)
+    beyond = cumulant.log_tail_above(pair, plan.s, win, plan.height) - real.value
     alias = cumulant.log_line_alias(pair, plan.s, jnp.maximum(cut, 0.0), plan.height, step)
     log_inner = np.log(2.0) + jnp.logaddexp(jnp.logaddexp(alias, beyond), real.log_error)
     log_inner = jnp.where(log_inner < -1.0, log_inner + rise[:lanes], 300.0)  # relative to the computed exp K

@@ -39,13 +39,19 @@ class Nodes(NamedTuple):
 
 
 class Window(NamedTuple):
-    """An interval of u, a bound on the log of the weight outside it; about its largest log weight, and the loss there."""
+    """An interval of u, bounds on the log of the weight on each side of it; about its largest log weight, and the loss there."""
 
     low: jax.Array
     high: jax.Array
-    log_tail: jax.Array
+    log_left: jax.Array
+    log_right: jax.Array
     height: jax.Array
     centre: jax.Array
+
+    @property
+    def log_tail(self) -> jax.Array:
+        """A bound on the log of the weight outside."""
+        return jnp.logaddexp(self.log_left, self.log_right)
 
 
 def _log_ratio(u: jax.Array, inv: jax.Array, q: jax.Array) -> jax.Array:
@@ -154,7 +160,7 @@ def window(pair: SampledGaussianPair, s: jax.Array) -> Window:
     at_top = log_w[..., -1] > log_w[..., -2]
     height = jnp.where(at_top, log_w[..., -1], log_w[..., -2])
     centre = jnp.where(at_top, nodes.loss[..., -1], nodes.loss[..., -2])
-    return Window(low, high, jnp.logaddexp(jnp.logaddexp(upper, lower), linear), height, centre)
+    return Window(low, high, lower, jnp.logaddexp(upper, linear), height, centre)
 
 
 def log_secant(pair: SampledGaussianPair, s: jax.Array, shift: jax.Array) -> jax.Array:
@@ -163,6 +169,22 @@ def log_secant(pair: SampledGaussianPair, s: jax.Array, shift: jax.Array) -> jax
     pad = (1,) * (shift.ndim - fall.ndim)
     fall, sigma = fall.reshape(fall.shape + pad), pair.sigma.reshape(fall.shape + pad)
     return -fall * log(jnp.cos(jnp.minimum(shift / (2 * sigma), 0.5 * PI * 0.999)))
+
+
+def log_tail_above(pair: SampledGaussianPair, s: jax.Array, win: Window, y: jax.Array) -> jax.Array:
+    """A bound on the log of the modulus of N exp(x) outside the window on the line Im u = y, 0 <= y < pi sigma.
+
+    With e = q exp(Re) and theta = y / sigma a falling part has |1 + v|^2 = (1 - q + e)^2 - 2 (1 - q) e (1 - cos theta), in
+    units of its real value at its least where e = 1 - q, and close to 1 where e is small: to the right of the window.
+    """
+    inv, q = 1 / pair.sigma, pair.q
+    e = q * jnp.exp(jnp.minimum(-win.high * inv - 0.5 * inv * inv, 0.0))
+    half, _ = sincos(0.5 * y * inv)
+    lost = 4 * (1 - q) * e * half * half / ((1 - q) + e + 1e-300) ** 2
+    fall = jnp.sum(jnp.where(pair.sign < 0, coefficients(pair, s), 0.0), -1)
+    general = log_secant(pair, s, y)
+    right = jnp.where(e < 1 - q, jnp.minimum(-0.5 * fall * log1p(-jnp.minimum(lost, 0.9)), general), general)
+    return 0.5 * y * y + jnp.logaddexp(win.log_left + general, win.log_right + right)
 
 
 def log_real_alias(pair: SampledGaussianPair, s: jax.Array, step: jax.Array, shift: jax.Array) -> jax.Array:
@@ -386,7 +408,7 @@ def log_envelope(
 
     start = (np.int32(0), jnp.full_like(pair.sigma, -1e300), jnp.zeros_like(pair.sigma))
     _, crest, z = lax.while_loop(lambda carry: carry[0] * block < jnp.max(count), body, start)
-    return jnp.logaddexp(crest + log(step * z), win.log_tail + 0.5 * y * y + log_secant(pair, s, y))
+    return jnp.logaddexp(crest + log(step * z), log_tail_above(pair, s, win, y))
 
 
 class Moments(NamedTuple):
