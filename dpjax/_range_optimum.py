@@ -1,0 +1,188 @@
+"""Kernels: the adaptive optimum's delta at an epsilon, and epsilon at a delta. One lane is one query."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dpjax import _range_recursion as recursion
+from dpjax._range_recursion import Grid
+
+ULP = 2.0**-53
+
+
+class Setting(NamedTuple):
+    """Static: the sizes, and whether the result is a logarithm."""
+
+    grid: Grid
+    log: bool = False
+
+
+def cells_for(steps: int, rtol: float) -> int:
+    """Cells per epsilon for a bracket of relative width about ``rtol``.
+
+    The width was measured as 1.2 log(1/delta) / cells^2 (k = 10 .. 1000); 4.6^2 / rtol is that at delta = 1e-7. More
+    than is asked for where it is cheap: up to 5e7 cells in all, a fraction of a second.
+    """
+    spans = min(2.6 * math.sqrt(steps) + 4.0, 2.0 * steps + 2.0)
+    cheap = min(256.0, math.sqrt(5e7 / (steps * spans)))
+    cells = max(4.6 / math.sqrt(rtol), cheap)
+    return 8 * math.ceil(cells / 8)
+
+
+def _layout(grid: Grid, eps, count):
+    """(steps,) epsilons in recursion order, and which of them are mechanisms rather than padding."""
+    if grid.equal:
+        return jnp.full(grid.steps, 1.0) * eps, jnp.arange(grid.steps) < count
+    return eps[::-1], eps[::-1] > 0
+
+
+def _padding(x, eps, active, rho_span):
+    """Rounding of the whole recursion, on log h: all terms are nonnegative, so relative errors add up.
+
+    Per step: under 40 roundings and elementary functions, and arguments (of exp(rho t), of the grid's points) that are
+    off by a few ULP of rho eps.
+    """
+    total = jnp.sum(jnp.where(active, eps, 0.0))
+    return ULP * jnp.sum(jnp.where(active, 64.0 + 16.0 * rho_span, 0.0)) + 16 * ULP * (1.0 + rho_span * (jnp.abs(x) + total) / jnp.max(eps))
+
+
+def _log_path(grid: Grid, x, eps, count):
+    """log h(x) from below for x >= 0, differentiable, with its slope -d log h / dx and a bound on rounding."""
+    eps, active = _layout(grid, eps, count)
+    _, logs, slopes, at = recursion.log_lower(grid, x, eps, active)
+    return logs[at], slopes[at]
+
+
+def _bracket(grid: Grid, x, eps, count):
+    """(log upper, log lower): arrays over the last window, with its thresholds and slopes."""
+    eps, active = _layout(grid, eps, count)
+    eps_c = jnp.where(active, eps, 0.0)
+    xs, upper, at = recursion.log_upper(grid, x, eps_c, active)
+    _, lower, slopes, _ = recursion.log_lower(grid, x, eps_c, active)
+    rho = recursion.saddle(x, eps_c, active.astype(eps.dtype))
+    pad = _padding(x, eps_c, active, rho * jnp.max(eps_c))
+    total = jnp.sum(eps_c)
+    # No loss exceeds the sum of the epsilons, up to its rounding.
+    room = total * (1 + 4 * ULP * grid.steps) - xs
+    bound = jnp.where(room > 0, jnp.log(-jnp.expm1(-jnp.maximum(room, 1e-300))), -jnp.inf)
+    upper = jnp.minimum(upper + pad, bound)
+    return xs, upper, jnp.minimum(lower - pad, upper), slopes, at
+
+
+def _delta_lane(setting: Setting, x, eps, count):
+    grid = setting.grid
+    size = jnp.abs(x)
+    fixed = lax.stop_gradient((size, eps, count))
+    _, upper, lower, _, at = _bracket(grid, *fixed)
+    upper, lower = upper[at], lower[at]
+    path, _ = _log_path(grid, size, eps, count)
+    path = jnp.where(jnp.isfinite(path), path, 0.0)
+    moving = path - lax.stop_gradient(path)
+
+    def finish(log_value):
+        # delta(-e) = 1 - e^-e + e^-e delta(e); the family of worst pairs is closed under swapping.
+        log_value = log_value + moving
+        swapped = -jnp.expm1(jnp.minimum(x, 0.0)) + jnp.exp(jnp.minimum(x, 0.0) + log_value)
+        if not setting.log:
+            return jnp.where(x < 0, swapped, jnp.exp(log_value))
+        return jnp.where(x < 0, jnp.log(jnp.where(x < 0, swapped, 1.0)), log_value)
+
+    upper, lower = finish(upper), finish(lower)
+    up = 1 + 8 * ULP if not setting.log else 1.0
+    return upper * up, (lower / up, (upper + lower) / 2)
+
+
+def delta_kernel(setting: Setting, x, eps, count):
+    """Upper end of delta (or log delta), and (lower end, estimate). x (lanes,), eps (lanes,) or (lanes, steps)."""
+    return jax.vmap(functools.partial(_delta_lane, setting))(x, eps, count)
+
+
+def markov_epsilon(log_delta, eps, weights, sharp: bool, sweeps: int = 60):
+    """inf over lam of (sum w log_mgf(eps, lam) + c(lam) - log_delta) / lam, and the lam; c = 0 unless sharp."""
+    def slope_sign(lam):
+        rise = jnp.sum(weights * (lam * recursion.log_mgf_prime(eps, lam) - recursion.log_mgf(eps, lam)))
+        extra = jnp.log1p(lam) if sharp else 0.0  # lam c' - c = log(1 + lam)
+        return rise + extra + log_delta
+
+    largest = jnp.max(jnp.where(weights > 0, eps, 0.0))
+    low = jnp.asarray(math.log(1e-8))
+    high = jnp.log(1e4 / jnp.where(largest > 0, largest, 1.0))
+
+    def halve(_, ends):
+        low, high = ends
+        mid = (low + high) / 2
+        falling = slope_sign(jnp.exp(mid)) < 0
+        return jnp.where(falling, mid, low), jnp.where(falling, high, mid)
+
+    low, high = lax.fori_loop(0, sweeps, halve, (low, high))
+    return jnp.exp((low + high) / 2)
+
+
+def _epsilon_bracket(setting: Setting, log_delta, eps, count):
+    grid = setting.grid
+    list_eps, active = _layout(grid, eps, count)
+    list_eps = jnp.where(active, list_eps, 0.0)
+    total = jnp.sum(list_eps) * (1 + 4 * ULP * grid.steps)
+    weights = active.astype(list_eps.dtype)
+    lam = markov_epsilon(log_delta, list_eps, weights, True)
+    spent = jnp.sum(weights * recursion.log_mgf(list_eps, lam))
+    markov = jnp.clip((spent + recursion.log_kernel(lam) - log_delta) / lam * (1 + 1e-9), 0.0, total)
+
+    coarse = grid._replace(cells=max(16, 8 * (grid.cells // 32)))
+    guess = markov
+    for g in (coarse, grid):
+        xs, upper, lower, slopes, _ = _bracket(g, guess, eps, count)
+        low, high = _invert(xs, upper, lower, slopes, log_delta, total)
+        high = jnp.minimum(high, markov)
+        guess = jnp.maximum((jnp.clip(low, 0.0, high) + high) / 2, 0.0)
+    return jnp.clip(low, 0.0, high), high
+
+
+def _invert(xs, upper, lower, slopes, log_delta, total):
+    """The least threshold that the chords certify, and the largest one that the lines exclude."""
+    met = upper <= log_delta
+    i = jnp.argmax(met)
+    before = jnp.maximum(i - 1, 0)
+    # On the chord in e^x between the two points, in units of delta.
+    over, under = jnp.exp(upper[before] - log_delta), jnp.exp(upper[i] - log_delta)
+    part = jnp.where(over > under, (over - 1) / jnp.where(over > under, over - under, 1.0), 1.0)
+    chord = xs[before] + jnp.log1p(jnp.clip(part, 0.0, 1.0) * jnp.expm1(xs[i] - xs[before]))
+    high = jnp.where(i > 0, jnp.minimum(chord * (1 + 8 * ULP) + 8 * ULP, xs[i]), xs[0])
+    high = jnp.clip(jnp.where(jnp.any(met), high, total), 0.0, total)
+
+    exceeds = lower > log_delta
+    last = xs.shape[0] - 1 - jnp.argmax(exceeds[::-1])
+    gain = -jnp.expm1(log_delta - lower[last]) / jnp.maximum(slopes[last], 1e-300)
+    line = xs[last] + jnp.log1p(jnp.maximum(gain, 0.0))
+    low = jnp.where(jnp.any(exceeds), line * (1 - 8 * ULP) - 8 * ULP, 0.0)
+    return low, jnp.maximum(high, low)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _epsilon_lane(setting: Setting, log_delta, eps, count):
+    low, high = _epsilon_bracket(setting, log_delta, eps, count)
+    return high, low
+
+
+@_epsilon_lane.defjvp
+def _epsilon_lane_jvp(setting, primals, tangents):
+    log_delta, eps, count = primals
+    d_log_delta, d_eps, _ = tangents
+    high, low = _epsilon_lane(setting, log_delta, eps, count)
+    at = lax.stop_gradient(low) / 2 + high - lax.stop_gradient(high) / 2  # the estimate, moving as the answer does
+    (_, slope), (moved, _) = jax.jvp(lambda e: _log_path(setting.grid, at, e, count), (eps,), (d_eps,))
+    inside = (high > 0) & (slope > 0)
+    tangent = jnp.where(inside, (moved - d_log_delta) / jnp.where(slope > 0, slope, 1.0), 0.0)
+    return (high, low), (tangent, jnp.zeros_like(low))
+
+
+def epsilon_kernel(setting: Setting, log_delta, eps, count):
+    """Upper end of epsilon, and (lower end, estimate)."""
+    high, low = jax.vmap(functools.partial(_epsilon_lane, setting))(log_delta, eps, count)
+    return high, (low, (low + lax.stop_gradient(high)) / 2)
