@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from dpjax import _range_fixed as fixed
 from dpjax import _range_recursion as recursion
 from dpjax._range_recursion import Grid
 
@@ -49,7 +50,8 @@ def _padding(x, eps, active, rho_span):
     off by a few ULP of rho eps.
     """
     total = jnp.sum(jnp.where(active, eps, 0.0))
-    return ULP * jnp.sum(jnp.where(active, 64.0 + 16.0 * rho_span, 0.0)) + 16 * ULP * (1.0 + rho_span * (jnp.abs(x) + total) / jnp.max(eps))
+    total, largest = jnp.where(total > 0, total, 1.0), jnp.where(total > 0, jnp.max(eps), 1.0)
+    return ULP * jnp.sum(jnp.where(active, 64.0 + 16.0 * rho_span, 0.0)) + 16 * ULP * (1.0 + rho_span * (jnp.abs(x) + total) / largest)
 
 
 def _log_path(grid: Grid, x, eps, count):
@@ -75,27 +77,36 @@ def _bracket(grid: Grid, x, eps, count):
     return xs, upper, jnp.minimum(lower - pad, upper), slopes, at
 
 
+def _pairs(grid: Grid) -> fixed.Binomial:
+    return fixed.Binomial(grid.steps, fixed.terms_for(grid.steps), grid.steps)
+
+
 def _delta_lane(setting: Setting, x, eps, count):
     grid = setting.grid
-    size = jnp.abs(x)
-    fixed = lax.stop_gradient((size, eps, count))
-    _, upper, lower, _, at = _bracket(grid, *fixed)
+    size = jnp.where(x < 0, -x, x)
+    held = lax.stop_gradient((size, eps, count))
+    _, upper, lower, _, at = _bracket(grid, *held)
     upper, lower = upper[at], lower[at]
     path, _ = _log_path(grid, size, eps, count)
+    if grid.equal:
+        # The non-adaptive optimum is an adversary too; close to k eps the grid's points are too far apart to see it.
+        simple, rounding = fixed.log_optimum(_pairs(grid), size, eps, count, jnp.zeros_like(count))
+        lower = jnp.maximum(lower, jnp.minimum(lax.stop_gradient(simple - rounding), upper))
+        path = jnp.where(jnp.isfinite(path), path, simple)
     path = jnp.where(jnp.isfinite(path), path, 0.0)
     moving = path - lax.stop_gradient(path)
 
     def finish(log_value):
-        # delta(-e) = 1 - e^-e + e^-e delta(e); the family of worst pairs is closed under swapping.
-        log_value = log_value + moving
-        swapped = -jnp.expm1(jnp.minimum(x, 0.0)) + jnp.exp(jnp.minimum(x, 0.0) + log_value)
-        if not setting.log:
-            return jnp.where(x < 0, swapped, jnp.exp(log_value))
-        return jnp.where(x < 0, jnp.log(jnp.where(x < 0, swapped, 1.0)), log_value)
+        # delta(-e) = 1 - e^-e + e^-e delta(e): the family of worst pairs is closed under swapping.
+        shift = jnp.minimum(x, 0.0)
+        swapped = -jnp.expm1(shift) + jnp.exp(shift + log_value)
+        if setting.log:
+            return jnp.where(x < 0, jnp.log(jnp.where(x < 0, swapped, 1.0)), log_value)
+        return jnp.where(x < 0, swapped, jnp.exp(log_value))
 
-    upper, lower = finish(upper), finish(lower)
-    up = 1 + 8 * ULP if not setting.log else 1.0
-    return upper * up, (lower / up, (upper + lower) / 2)
+    upper, lower = finish(upper + moving), finish(lower)
+    up = 1.0 if setting.log else 1 + 8 * ULP
+    return jnp.minimum(upper * up, 0.0 if setting.log else 1.0), (lower / up, (lax.stop_gradient(upper) + lower) / 2)
 
 
 def delta_kernel(setting: Setting, x, eps, count):
@@ -135,13 +146,19 @@ def _epsilon_bracket(setting: Setting, log_delta, eps, count):
     markov = jnp.clip((spent + recursion.log_kernel(lam) - log_delta) / lam * (1 + 1e-9), 0.0, total)
 
     coarse = grid._replace(cells=max(16, 8 * (grid.cells // 32)))
-    guess = markov
-    for g in (coarse, grid):
+    guess, least = markov, jnp.zeros_like(markov)
+    if grid.equal:
+        _, least = fixed.optimum_epsilon(_pairs(grid), log_delta, eps, count, jnp.zeros_like(count))
+        guess = least
+    for g in (grid,) if grid.equal else (coarse, grid):
         xs, upper, lower, slopes, _ = _bracket(g, guess, eps, count)
         low, high = _invert(xs, upper, lower, slopes, log_delta, total)
         high = jnp.minimum(high, markov)
-        guess = jnp.maximum((jnp.clip(low, 0.0, high) + high) / 2, 0.0)
-    return jnp.clip(low, 0.0, high), high
+        low = jnp.clip(low, jnp.minimum(least, high), high)
+        guess = (low + high) / 2
+    high = jnp.where(log_delta >= 0, 0.0, jnp.where(jnp.isneginf(log_delta), total, high))
+    low = jnp.where(log_delta >= 0, 0.0, jnp.where(jnp.isneginf(log_delta), total, low))
+    return low, high
 
 
 def _invert(xs, upper, lower, slopes, log_delta, total):
@@ -173,13 +190,16 @@ def _epsilon_lane(setting: Setting, log_delta, eps, count):
 @_epsilon_lane.defjvp
 def _epsilon_lane_jvp(setting, primals, tangents):
     log_delta, eps, count = primals
-    d_log_delta, d_eps, _ = tangents
     high, low = _epsilon_lane(setting, log_delta, eps, count)
-    at = lax.stop_gradient(low) / 2 + high - lax.stop_gradient(high) / 2  # the estimate, moving as the answer does
-    (_, slope), (moved, _) = jax.jvp(lambda e: _log_path(setting.grid, at, e, count), (eps,), (d_eps,))
-    inside = (high > 0) & (slope > 0)
-    tangent = jnp.where(inside, (moved - d_log_delta) / jnp.where(slope > 0, slope, 1.0), 0.0)
-    return (high, low), (tangent, jnp.zeros_like(low))
+
+    def log_at(x, eps):
+        path, _ = _log_path(setting.grid, x, eps, count)
+        if setting.grid.equal:
+            simple, _ = fixed.log_optimum(_pairs(setting.grid), x, eps, count, jnp.zeros_like(count))
+            path = jnp.where(jnp.isfinite(path), path, simple)
+        return path
+
+    return (high, low), (fixed.implicit(log_at, high, low, (eps,), tangents[0], (tangents[1],)), jnp.zeros_like(low))
 
 
 def epsilon_kernel(setting: Setting, log_delta, eps, count):
