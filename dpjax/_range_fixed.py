@@ -192,7 +192,7 @@ def optimum_kernel(setting: Binomial, x, eps, count, first):
     return jax.vmap(functools.partial(_optimum_lane, setting))(x, eps, count, first)
 
 
-def _log_fixed(setting: Binomial, x, eps, t, k):
+def log_fixed(setting: Binomial, x, eps, t, k):
     """(log delta, bound on its rounding) of k equal pairs, any real x."""
     some = (k >= 1) & (t > 0) & (t < eps)  # t at either end makes the two distributions equal
     eps, k, t = jnp.where(some, eps, 1.0), jnp.where(some, k, 1.0), jnp.where(some, t, 0.5)
@@ -204,7 +204,7 @@ def _log_fixed(setting: Binomial, x, eps, t, k):
 
 
 def _fixed_lane(setting, x, eps, t, k):
-    log_value, rounding = _log_fixed(setting, x, eps, t, k)
+    log_value, rounding = log_fixed(setting, x, eps, t, k)
     up = 1.0 if setting.log else 1 + 8 * ULP
     shape = (lambda z: z) if setting.log else jnp.exp
     upper = jnp.minimum(shape(log_value + rounding) * up, 0.0 if setting.log else 1.0)
@@ -249,12 +249,13 @@ def least_threshold(log_at, log_delta, high, sweeps: int = 80):
     f_low, f_high = height(zero), jnp.minimum(height(high), 0.0)
     state = (0, high, zero, zero, f_high, f_low, f_low, zero + 0.5)
     _, a, b, _, fa, _, _, _ = lax.while_loop(unfinished, improve, state)
-    low, top = jnp.where(fa > 0, a, b), jnp.where(fa > 0, b, a)
+    # An exact hit is both ends: log_at(a) = log_delta.
+    low, top = jnp.where(fa >= 0, a, b), jnp.where(fa > 0, b, a)
     easy = f_low <= 0
     return jnp.where(easy, 0.0, low), jnp.where(easy, 0.0, top)
 
 
-def _safe_sides(log_and_rounding, log_delta, high):
+def safe_sides(log_and_rounding, log_delta, high):
     """(x certified to be enough, x certified not to be)."""
 
     def above(x):
@@ -274,7 +275,7 @@ def _safe_sides(log_and_rounding, log_delta, high):
 def optimum_epsilon(setting, log_delta, eps, k, first):
     """(upper end, lower end) of the x >= 0 at which the non-adaptive optimum is exp(log_delta)."""
     high = k * eps * (1 + 4 * ULP)
-    return _safe_sides(lambda x: log_optimum(setting, x, eps, k, first), log_delta, high)
+    return safe_sides(lambda x: log_optimum(setting, x, eps, k, first), log_delta, high)
 
 
 @optimum_epsilon.defjvp
@@ -287,13 +288,13 @@ def _optimum_epsilon_jvp(setting, primals, tangents):
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _fixed_epsilon(setting, log_delta, eps, t, k):
     high = k * t * (1 + 4 * ULP)
-    return _safe_sides(lambda x: _log_fixed(setting, x, eps, t, k), log_delta, high)
+    return safe_sides(lambda x: log_fixed(setting, x, eps, t, k), log_delta, high)
 
 
 @_fixed_epsilon.defjvp
 def _fixed_epsilon_jvp(setting, primals, tangents):
     high, low = _fixed_epsilon(setting, *primals)
-    tangent = implicit(lambda x, eps, t: _log_fixed(setting, x, eps, t, primals[3])[0], high, low, primals[1:3], tangents[0], tangents[1:3])
+    tangent = implicit(lambda x, eps, t: log_fixed(setting, x, eps, t, primals[3])[0], high, low, primals[1:3], tangents[0], tangents[1:3])
     return (high, low), (tangent, jnp.zeros_like(low))
 
 

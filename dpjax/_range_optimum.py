@@ -152,33 +152,13 @@ def _epsilon_bracket(setting: Setting, log_delta, eps, count):
         guess = least
     for g in (grid,) if grid.equal else (coarse, grid):
         xs, upper, lower, slopes, _ = _bracket(g, guess, eps, count)
-        low, high = _invert(xs, upper, lower, slopes, log_delta, total)
+        low, high = recursion.invert(xs, upper, lower, slopes, log_delta, total)
         high = jnp.minimum(high, markov)
         low = jnp.clip(low, jnp.minimum(least, high), high)
         guess = (low + high) / 2
     high = jnp.where(log_delta >= 0, 0.0, jnp.where(jnp.isneginf(log_delta), total, high))
     low = jnp.where(log_delta >= 0, 0.0, jnp.where(jnp.isneginf(log_delta), total, low))
     return low, high
-
-
-def _invert(xs, upper, lower, slopes, log_delta, total):
-    """The least threshold that the chords certify, and the largest one that the lines exclude."""
-    met = upper <= log_delta
-    i = jnp.argmax(met)
-    before = jnp.maximum(i - 1, 0)
-    # On the chord in e^x between the two points, in units of delta.
-    over, under = jnp.exp(upper[before] - log_delta), jnp.exp(upper[i] - log_delta)
-    part = jnp.where(over > under, (over - 1) / jnp.where(over > under, over - under, 1.0), 1.0)
-    chord = xs[before] + jnp.log1p(jnp.clip(part, 0.0, 1.0) * jnp.expm1(xs[i] - xs[before]))
-    high = jnp.where(i > 0, jnp.minimum(chord * (1 + 8 * ULP) + 8 * ULP, xs[i]), xs[0])
-    high = jnp.clip(jnp.where(jnp.any(met), high, total), 0.0, total)
-
-    exceeds = lower > log_delta
-    last = xs.shape[0] - 1 - jnp.argmax(exceeds[::-1])
-    gain = -jnp.expm1(log_delta - lower[last]) / jnp.maximum(slopes[last], 1e-300)
-    line = xs[last] + jnp.log1p(jnp.maximum(gain, 0.0))
-    low = jnp.where(jnp.any(exceeds), line * (1 - 8 * ULP) - 8 * ULP, 0.0)
-    return low, jnp.maximum(high, low)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

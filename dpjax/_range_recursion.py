@@ -28,6 +28,7 @@ import numpy as np
 from jax import lax
 
 UNROLL = 8
+ULP = 2.0**-53
 TINY = 1e-290  # XLA flushes subnormals to zero; a floor keeps an upper bound an upper bound
 MARGIN = 2  # a window moves by -MARGIN .. cells + MARGIN points in one step
 SLACK = 6 + 2 * MARGIN
@@ -44,9 +45,9 @@ class Grid(NamedTuple):
     equal: bool  # every epsilon is the same, a whole number of cells
 
 
-def window(grid: Grid) -> int:
+def window(grid: Grid, spread: float = 2.6) -> int:
     """Points per window: five standard deviations of a bridge of bounded steps on each side, or everything."""
-    spans = min(2.6 * math.sqrt(grid.steps) + 4.0, 2.0 * grid.steps + 2.0)
+    spans = min(spread * math.sqrt(grid.steps) + 4.0, 2.0 * grid.steps + 2.0)
     return int(spans * grid.cells) + 1
 
 
@@ -349,3 +350,23 @@ def log_lower(grid: Grid, x, eps, active):
     (value, slope), _ = lax.scan(step, (value, slope * jnp.exp(tilt)), jax.tree.map(lambda z: z[1:], per_step))
     xs, logs, centre = _untilt(grid, p, value)
     return xs, logs, jnp.where(value > 0, slope / jnp.where(value > 0, value, 1.0), 0.0), centre
+
+
+def invert(xs, upper, lower, slopes, log_delta, total):
+    """The least threshold that the chords certify, and the largest one that the lines exclude."""
+    met = upper <= log_delta
+    i = jnp.argmax(met)
+    before = jnp.maximum(i - 1, 0)
+    # On the chord in e^x between the two points, in units of delta.
+    over, under = jnp.exp(upper[before] - log_delta), jnp.exp(upper[i] - log_delta)
+    part = jnp.where(over > under, (over - 1) / jnp.where(over > under, over - under, 1.0), 1.0)
+    chord = xs[before] + jnp.log1p(jnp.clip(part, 0.0, 1.0) * jnp.expm1(xs[i] - xs[before]))
+    high = jnp.where(i > 0, jnp.minimum(chord * (1 + 8 * ULP) + 8 * ULP, xs[i]), xs[0])
+    high = jnp.clip(jnp.where(jnp.any(met), high, total), 0.0, total)
+
+    exceeds = lower > log_delta
+    last = xs.shape[0] - 1 - jnp.argmax(exceeds[::-1])
+    gain = -jnp.expm1(log_delta - lower[last]) / jnp.maximum(slopes[last], 1e-300)
+    line = xs[last] + jnp.log1p(jnp.maximum(gain, 0.0))
+    low = jnp.where(jnp.any(exceeds), line * (1 - 8 * ULP) - 8 * ULP, 0.0)
+    return low, jnp.maximum(high, low)

@@ -1,0 +1,133 @@
+"""Arguments of the composition theorems: checks, lanes, and how answers are put back into the caller's shape."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+
+
+class Bounds(NamedTuple):
+    """An answer with its certificate: ``lower <= truth <= upper``, rounding included.
+
+    Attributes:
+      lower, estimate, upper: arrays of the broadcast shape of the arguments.
+      method: how they were found.
+    """
+
+    lower: Any
+    estimate: Any
+    upper: Any
+    method: str
+
+
+class Size(NamedTuple):
+    """Static: how many mechanisms at most, how many are named, and whether all are the same."""
+
+    steps: int
+    length: int
+    equal: bool
+    repeats: int
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+    return tuple(np.shape(x)) if not _validate.is_traced(x) else tuple(x.shape)
+
+
+def plain(name: str, x: Any) -> Any:
+    """A number, a sequence (of numbers, some perhaps traced) or an array, as an array or a tracer."""
+    if isinstance(x, list | tuple) and any(_validate.is_traced(leaf) for leaf in jax.tree.leaves(x)):
+        return jnp.stack([jnp.asarray(plain(name, v), dtype=jnp.result_type(float)) for v in x])
+    return _validate.number(name, x)
+
+
+def sequence_length(x: Any, name: str) -> int:
+    """1 for a number, else the length of the last axis."""
+    shape = _shape(plain(name, x))
+    return shape[-1] if shape else 1
+
+
+def mechanisms(epsilons: Any, count: Any) -> Size:
+    """The sizes that fix the shapes of a computation."""
+    length = sequence_length(epsilons, "epsilons")
+    counts = np.asarray(count, dtype=np.float64)
+    most = int(counts.max()) if counts.size else 0
+    if length == 1:
+        return Size(max(most, 1), 1, True, most)
+    return Size(max(length * most, 1), length, False, most)
+
+
+def stretched(size: Size, length: int) -> Size:
+    """The same mechanisms when another parameter differs between them."""
+    return Size(max(size.repeats * length, 1), length, False, size.repeats)
+
+
+def check_real(name: str, x: Any) -> None:
+    """Any number that is not NaN."""
+    _validate.in_range(name, plain(name, x))
+
+
+def check_probability(name: str, x: Any) -> None:
+    """A number in [0, 1]."""
+    _validate.in_range(name, plain(name, x), 0.0, 1.0)
+
+
+def check_mechanisms(epsilons: Any, count: Any, rtol: float = 0.01) -> None:
+    """Raises ValueError unless the epsilons, the count and the tolerance are usable."""
+    shape = _shape(plain("epsilons", epsilons))
+    if shape and shape[-1] == 0:
+        raise ValueError("epsilons has no elements along its last axis, but at least one mechanism is needed; use count=0 for none.")
+    _validate.in_range("epsilons", plain("epsilons", epsilons), 0.0, np.inf, high_open=True)
+    if _validate.is_traced(count):
+        raise ValueError("count is traced, but it must be concrete: it fixes the shape of the computation.")
+    _validate.in_range("count", _validate.number("count", count), 0.0, np.inf, integral=True, high_open=True)
+    if np.ndim(count) and sequence_length(epsilons, "epsilons") > 1:
+        raise ValueError(f"count = {count!r}, but with a sequence of different epsilons it must be one whole number.")
+    if _validate.is_traced(rtol):
+        raise ValueError("rtol is traced, but it must be concrete: it fixes the shape of the computation.")
+    _validate.in_range("rtol", _validate.number("rtol", rtol), 0.0, 1.0, low_open=True)
+
+
+class Lanes:
+    """Arguments broadcast against each other and flattened, one lane per answer."""
+
+    def __init__(self, query: Any, query_name: str, epsilons: Any, count: Any, size: Size, extra: Any = 0.0):
+        query, epsilons, extra = plain(query_name, query), plain("epsilons", epsilons), plain("extra", extra)
+        counts = np.asarray(count, dtype=np.float64)
+        heads = [_shape(epsilons)[:-1], _shape(extra)[:-1]]
+        self.shape = np.broadcast_shapes(_shape(query), counts.shape if size.equal else (), *heads)
+        traced = any(_validate.is_traced(a) for a in (query, epsilons, extra))
+        self._np = jnp if traced else np
+        self._dtype = jnp.result_type(float) if traced else np.float64
+        self.query = self._lane(query)
+        self.counts = np.broadcast_to(counts if size.equal else float(size.repeats), self.shape).reshape(-1)
+        self.epsilons = self._mechanisms(epsilons, size)
+        self.extra = self._mechanisms(extra, size)
+
+    def _lane(self, x):
+        xp = jnp if _validate.is_traced(x) else np
+        return xp.reshape(xp.broadcast_to(x, self.shape), (-1,))
+
+    def _mechanisms(self, x, size):
+        xp = jnp if _validate.is_traced(x) else np
+        x = xp.asarray(x)
+        if x.ndim == 0:
+            x = x[None]
+        if size.equal:
+            return self._lane(x[..., 0])
+        one = xp.broadcast_to(x, (*self.shape, size.length)).reshape(-1, size.length)
+        repeated = xp.tile(one, (1, size.repeats))
+        return repeated if size.repeats else xp.zeros((one.shape[0], 1))
+
+    def finish(self, value: Any, lower: Any, estimate: Any, method: str, valid: Any = True) -> Bounds:
+        """Bounds in the caller's shape; a scalar answer is a NumPy scalar or a traced scalar."""
+
+        def back(x):
+            x = x.reshape(self.shape)
+            return x[()] if isinstance(x, np.ndarray) else x
+
+        return Bounds(back(lower), back(estimate), back(value), method)

@@ -1,0 +1,213 @@
+"""Optimal composition of mechanisms of which only (epsilon, delta) is known: Kairouz, Oh & Viswanath; Murtagh & Vadhan.
+
+The worst (epsilon, delta)-DP mechanism is randomised response with outputs {0, 1, top, bottom}. Its composition is
+exact, and it holds for mechanisms chosen adaptively: a dominating pair composes whatever the order of choice.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+
+from dpjax import _range_call as crossing
+from dpjax import _range_fixed as fixed
+from dpjax import _range_inputs as inputs
+from dpjax import _range_recursion as recursion
+from dpjax import _range_walk as walk
+from dpjax._range_inputs import Bounds
+
+ULP = 2.0**-53
+
+__all__ = ["optimal_delta", "optimal_delta_bounds", "optimal_epsilon", "optimal_epsilon_bounds"]
+
+
+class _Equal(NamedTuple):
+    binomial: fixed.Binomial
+
+
+class _Different(NamedTuple):
+    walk: walk.Walk
+
+
+def _log_parts(setting, x, eps, count):
+    """(log upper, log lower, differentiable log) of delta without the failure probabilities."""
+    if isinstance(setting, _Equal):
+        value, rounding = fixed.log_fixed(setting.binomial, x, 2 * eps, eps, count)
+        held = lax.stop_gradient(value)
+        return held + rounding, held - rounding, value
+    return walk.log_delta(setting.walk, x, 2 * eps[::-1], eps[::-1])
+
+
+def _log_kept(setting, delta, count):
+    """log of the probability that nothing fails."""
+    return count * jnp.log1p(-delta) if isinstance(setting, _Equal) else jnp.sum(jnp.log1p(-delta))
+
+
+def _delta_lane(setting, x, eps, delta, count):
+    upper, lower, value = _log_parts(setting, x, eps, count)
+    kept = _log_kept(setting, delta, count)
+    finite = jnp.isfinite(value)
+    value = jnp.where(finite, value, 0.0)
+    moving = value - lax.stop_gradient(value)
+
+    def total(log_value):
+        return -jnp.expm1(kept) + jnp.exp(kept + log_value + moving)
+
+    steps = setting.binomial.pairs if isinstance(setting, _Equal) else setting.walk.grid.steps
+    up = 1 + ULP * (16 + 2 * steps)
+    upper, lower = total(upper), total(lower)
+    return jnp.minimum(upper * up, 1.0), (lower / up, (upper + lower) / 2)
+
+
+def _delta_kernel(setting, x, eps, delta, count):
+    return jax.vmap(functools.partial(_delta_lane, setting))(x, eps, delta, count)
+
+
+def _remaining(setting, target, delta, count):
+    """log of what the losses may use of ``target``, rounded down and up; -inf when the failures use it all."""
+    kept = _log_kept(setting, delta, count)
+    failed = -jnp.expm1(kept)
+    steps = setting.binomial.pairs if isinstance(setting, _Equal) else setting.walk.grid.steps
+    slack = ULP * (4 * target + (4 + 2 * steps) * failed)
+    rest = jnp.stack([target - failed - slack, target - failed, target - failed + slack])
+    return jnp.where(rest > 0, jnp.log(jnp.where(rest > 0, rest, 1.0)) - kept, -jnp.inf), failed
+
+
+def _most(setting, eps, count):
+    return count * eps if isinstance(setting, _Equal) else jnp.sum(eps)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _epsilon_lane(setting, target, eps, delta, count):
+    (safe, _, tight), failed = _remaining(setting, target, delta, count)
+    if isinstance(setting, _Equal):
+        some = (count >= 1) & (eps > 0)
+        size, number = jnp.where(some, eps, 1.0), jnp.where(some, count, 1.0)
+
+        def ends(log_delta):
+            high = size * number * (1 + 4 * ULP)
+            return fixed.safe_sides(lambda x: fixed.log_fixed(setting.binomial, x, 2 * size, size, number), log_delta, high)
+
+        high, low = ends(safe)[0], ends(tight)[1]
+        high, low = jnp.where(some, high, 0.0), jnp.where(some, low, 0.0)
+    else:
+        high = walk.least_epsilon(setting.walk, safe, 2 * eps[::-1], eps[::-1])[0]
+        low = walk.least_epsilon(setting.walk, tight, 2 * eps[::-1], eps[::-1])[1]
+    steps = setting.binomial.pairs if isinstance(setting, _Equal) else setting.walk.grid.steps
+    most = _most(setting, eps, count) * (1 + 4 * ULP * steps)
+    spent = jnp.isneginf(safe)
+    # The failures alone reach the target: basic composition if they do not exceed it, else nothing is enough.
+    limit = jnp.where(failed <= target, most, jnp.inf)
+    high = jnp.where(spent, limit, jnp.minimum(high, most))
+    low = jnp.where(spent, jnp.where(jnp.isneginf(tight), limit, jnp.minimum(low, most)), jnp.minimum(low, high))
+    return jnp.where(target >= 1, 0.0, high), jnp.where(target >= 1, 0.0, low)
+
+
+@_epsilon_lane.defjvp
+def _epsilon_lane_jvp(setting, primals, tangents):
+    target, eps, delta, count = primals
+    high, low = _epsilon_lane(setting, *primals)
+
+    def log_rest(target, delta):
+        return _remaining(setting, target, delta, count)[0][1]
+
+    _, d_rest = jax.jvp(log_rest, (target, delta), (tangents[0], tangents[2]))
+    usable = jnp.isfinite(high) & jnp.isfinite(low)
+    tangent = fixed.implicit(
+        lambda x, eps: _log_parts(setting, x, eps, count)[2],
+        jnp.where(usable, high, 0.0), jnp.where(usable, low, 0.0), (eps,), d_rest, (tangents[1],),
+    )
+    return (high, low), (jnp.where(usable, tangent, 0.0), jnp.zeros_like(low))
+
+
+def _epsilon_kernel(setting, target, eps, delta, count):
+    high, low = jax.vmap(functools.partial(_epsilon_lane, setting))(target, eps, delta, count)
+    return high, (low, jnp.where(jnp.isfinite(high), (low + high) / 2, high))
+
+
+def _run(kernel, query, query_name, epsilons, deltas, count, rtol):
+    size = inputs.mechanisms(epsilons, count)
+    delta_size = inputs.sequence_length(deltas, "deltas")
+    if not size.equal or delta_size > 1:
+        length = max(size.length, delta_size)
+        size = inputs.stretched(size, length)
+    lanes = inputs.Lanes(query, query_name, epsilons, count, size, extra=deltas)
+    if size.equal:
+        setting: Any = _Equal(fixed.Binomial(size.steps, fixed.terms_for(size.steps)))
+    else:
+        setting = _Different(walk.Walk(recursion.Grid(size.steps, walk.cells_for(size.steps, rtol), False)))
+    value, (lower, estimate) = crossing.call(kernel, setting, lanes.query, lanes.epsilons, lanes.extra, lanes.counts, towards=(1, (-1, 0)))
+    return lanes.finish(value, lower, estimate, "binomial sum" if size.equal else "enumeration" if size.steps <= walk.EXACT else "walk")
+
+
+def optimal_delta_bounds(epsilon_global: ArrayLike, epsilons: Any, deltas: Any = 0.0, *, count: Any = 1, rtol: float = 1e-4) -> Bounds:
+    """Both ends of :func:`optimal_delta`, which has the arguments."""
+    inputs.check_real("epsilon_global", epsilon_global)
+    inputs.check_mechanisms(epsilons, count, rtol)
+    inputs.check_probability("deltas", deltas)
+    return _run(_delta_kernel, epsilon_global, "epsilon_global", epsilons, deltas, count, rtol)
+
+
+def optimal_delta(epsilon_global: ArrayLike, epsilons: Any, deltas: Any = 0.0, *, count: Any = 1, rtol: float = 1e-4) -> Any:
+    """The least delta for which every adaptive composition of the mechanisms is (epsilon_global, delta)-DP.
+
+    Args:
+      epsilon_global: any real number, or an array.
+      epsilons: the mechanisms' epsilons, >= 0: a number, or a sequence along the last axis.
+      deltas: their deltas, in [0, 1]: a number, or a sequence along the last axis.
+      count: how often the mechanism, or the whole sequence, is run; concrete whole numbers >= 0.
+      rtol: relative width of the bracket that is aimed at when more than 12 mechanisms differ; elsewhere the sums are
+        exact up to rounding.
+
+    Returns:
+      The certified upper end, rounding included. Leading axes broadcast; traced arguments give traced results.
+
+    Guarantee:
+      Never below the optimum, which is attained: Kairouz, Oh & Viswanath (2015), Theorem 3.3, for equal mechanisms;
+      Murtagh & Vadhan (2016), Theorem 1.5, for different ones.
+
+    Raises:
+      ValueError: a concrete argument is out of range, or ``count`` is traced. Traced ones out of range give NaN.
+
+    Example:
+      >>> print(f"{optimal_delta(2.0, 0.1, 1e-6, count=100):.9f}")
+      0.020238160
+    """
+    return optimal_delta_bounds(epsilon_global, epsilons, deltas, count=count, rtol=rtol).upper
+
+
+def optimal_epsilon_bounds(delta: ArrayLike, epsilons: Any, deltas: Any = 0.0, *, count: Any = 1, rtol: float = 1e-4) -> Bounds:
+    """Both ends of :func:`optimal_epsilon`, which has the arguments."""
+    inputs.check_probability("delta", delta)
+    inputs.check_mechanisms(epsilons, count, rtol)
+    inputs.check_probability("deltas", deltas)
+    return _run(_epsilon_kernel, delta, "delta", epsilons, deltas, count, rtol)
+
+
+def optimal_epsilon(delta: ArrayLike, epsilons: Any, deltas: Any = 0.0, *, count: Any = 1, rtol: float = 1e-4) -> Any:
+    """The least epsilon >= 0 for which every adaptive composition of the mechanisms is (epsilon, delta)-DP.
+
+    Args:
+      delta: in [0, 1], a number or an array.
+      epsilons, deltas, count, rtol: as in :func:`optimal_delta`.
+
+    Returns:
+      The certified upper end. Infinite if the deltas alone exceed ``delta``.
+
+    Guarantee:
+      As for :func:`optimal_delta`, of which it is the inverse.
+
+    Raises:
+      ValueError: a concrete argument is out of range, or ``count`` is traced. Traced ones out of range give NaN.
+
+    Example:
+      >>> print(f"{optimal_epsilon(1e-6, 0.1, count=100):.9f}")
+      4.774567589
+    """
+    return optimal_epsilon_bounds(delta, epsilons, deltas, count=count, rtol=rtol).upper
