@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -107,6 +108,7 @@ class Lanes:
         self.counts = np.broadcast_to(counts if size.equal else float(size.repeats), self.shape).reshape(-1)
         self.epsilons = self._mechanisms(epsilons, size)
         self.extra = self._mechanisms(extra, size)
+        self._traced = traced
 
     def _lane(self, x):
         xp = jnp if _validate.is_traced(x) else np
@@ -123,11 +125,20 @@ class Lanes:
         repeated = xp.tile(one, (1, size.repeats))
         return repeated if size.repeats else xp.zeros((one.shape[0], 1))
 
-    def finish(self, value: Any, lower: Any, estimate: Any, method: str, valid: Any = True) -> Bounds:
-        """Bounds in the caller's shape; a scalar answer is a NumPy scalar or a traced scalar."""
+    def finish(self, value: Any, lower: Any, estimate: Any, method: str, *valid: Any) -> Bounds:
+        """Bounds in the caller's shape; a scalar answer is a NumPy scalar or a traced scalar.
+
+        Traced arguments outside their domain give NaN: ``valid`` are conditions on lanes, or on (lanes, mechanisms).
+        """
+        poison = 1.0
+        if self._traced:
+            checks = [v if v.ndim == 1 else jnp.all(v, axis=1) for v in valid]
+            ok = functools.reduce(jnp.logical_and, checks)
+            # A product, so that every derivative is NaN too.
+            poison = jnp.where(ok, 1.0, jnp.nan).astype(value.dtype)
 
         def back(x):
-            x = x.reshape(self.shape)
+            x = (x * poison).reshape(self.shape) if self._traced else x.reshape(self.shape)
             return x[()] if isinstance(x, np.ndarray) else x
 
         return Bounds(back(lower), back(estimate), back(value), method)

@@ -12,6 +12,7 @@ from jax import lax
 
 from dpjax import _range_fixed as fixed
 from dpjax import _range_recursion as recursion
+from dpjax import _range_walk as walk
 from dpjax._range_recursion import Grid
 
 ULP = 2.0**-53
@@ -55,26 +56,36 @@ def _padding(x, eps, active, rho_span):
 
 
 def _log_path(grid: Grid, x, eps, count):
-    """log h(x) from below for x >= 0, differentiable, with its slope -d log h / dx and a bound on rounding."""
+    """log h(x) from below for x >= 0, differentiable."""
     eps, active = _layout(grid, eps, count)
-    _, logs, slopes, at = recursion.log_lower(grid, x, eps, active)
-    return logs[at], slopes[at]
+    _, logs, _, at = recursion.log_lower(grid, x, eps, active)
+    return logs[at]
 
 
-def _bracket(grid: Grid, x, eps, count):
-    """(log upper, log lower): arrays over the last window, with its thresholds and slopes."""
+class _Bracket(NamedTuple):
+    """Over the last window; ``at`` is the index of the queried threshold."""
+
+    xs: jax.Array
+    upper: jax.Array  # log, certified
+    lower: jax.Array  # log, certified
+    slopes: jax.Array  # -d log h / dx of the lower end
+    path: jax.Array  # the lower end before rounding is taken off it: differentiable in x and eps
+    at: int
+
+
+def _bracket(grid: Grid, x, eps, count) -> _Bracket:
     eps, active = _layout(grid, eps, count)
-    eps_c = jnp.where(active, eps, 0.0)
-    xs, upper, at = recursion.log_upper(grid, x, eps_c, active)
-    _, lower, slopes, _ = recursion.log_lower(grid, x, eps_c, active)
-    rho = recursion.saddle(x, eps_c, active.astype(eps.dtype))
-    pad = _padding(x, eps_c, active, rho * jnp.max(eps_c))
-    total = jnp.sum(eps_c)
+    eps = jnp.where(active, eps, 0.0)
+    xs, upper, at = recursion.log_upper(grid, x, eps, active)
+    _, path, slopes, _ = recursion.log_lower(grid, x, eps, active)
+    x, eps, xs, slopes = lax.stop_gradient((x, eps, xs, slopes))
+    rho = recursion.saddle(x, eps, active.astype(eps.dtype))
+    pad = _padding(x, eps, active, rho * jnp.max(eps))
     # No loss exceeds the sum of the epsilons, up to its rounding.
-    room = total * (1 + 4 * ULP * grid.steps) - xs
+    room = jnp.sum(eps) * (1 + 4 * ULP * grid.steps) - xs
     bound = jnp.where(room > 0, jnp.log(-jnp.expm1(-jnp.maximum(room, 1e-300))), -jnp.inf)
     upper = jnp.minimum(upper + pad, bound)
-    return xs, upper, jnp.minimum(lower - pad, upper), slopes, at
+    return _Bracket(xs, upper, jnp.minimum(lax.stop_gradient(path) - pad, upper), slopes, path, at)
 
 
 def _pairs(grid: Grid) -> fixed.Binomial:
@@ -84,10 +95,8 @@ def _pairs(grid: Grid) -> fixed.Binomial:
 def _delta_lane(setting: Setting, x, eps, count):
     grid = setting.grid
     size = jnp.where(x < 0, -x, x)
-    held = lax.stop_gradient((size, eps, count))
-    _, upper, lower, _, at = _bracket(grid, *held)
-    upper, lower = upper[at], lower[at]
-    path, _ = _log_path(grid, size, eps, count)
+    found = _bracket(grid, size, eps, count)
+    upper, lower, path = found.upper[found.at], found.lower[found.at], found.path[found.at]
     if grid.equal:
         # The non-adaptive optimum is an adversary too; close to k eps the grid's points are too far apart to see it.
         simple, rounding = fixed.log_optimum(_pairs(grid), size, eps, count, jnp.zeros_like(count))
@@ -151,8 +160,8 @@ def _epsilon_bracket(setting: Setting, log_delta, eps, count):
         _, least = fixed.optimum_epsilon(_pairs(grid), log_delta, eps, count, jnp.zeros_like(count))
         guess = least
     for g in (grid,) if grid.equal else (coarse, grid):
-        xs, upper, lower, slopes, _ = _bracket(g, guess, eps, count)
-        low, high = recursion.invert(xs, upper, lower, slopes, log_delta, total)
+        found = _bracket(g, guess, eps, count)
+        low, high = recursion.invert(found.xs, found.upper, found.lower, found.slopes, log_delta, total)
         high = jnp.minimum(high, markov)
         low = jnp.clip(low, jnp.minimum(least, high), high)
         guess = (low + high) / 2
@@ -173,7 +182,7 @@ def _epsilon_lane_jvp(setting, primals, tangents):
     high, low = _epsilon_lane(setting, log_delta, eps, count)
 
     def log_at(x, eps):
-        path, _ = _log_path(setting.grid, x, eps, count)
+        path = _log_path(setting.grid, x, eps, count)
         if setting.grid.equal:
             simple, _ = fixed.log_optimum(_pairs(setting.grid), x, eps, count, jnp.zeros_like(count))
             path = jnp.where(jnp.isfinite(path), path, simple)
@@ -186,3 +195,89 @@ def epsilon_kernel(setting: Setting, log_delta, eps, count):
     """Upper end of epsilon, and (lower end, estimate)."""
     high, low = jax.vmap(functools.partial(_epsilon_lane, setting))(log_delta, eps, count)
     return high, (low, (low + lax.stop_gradient(high)) / 2)
+
+
+def _best_fixed(setting: walk.Walk, x, eps):
+    """Different pairs with t as good as could be found for threshold x: a family in the tilt, then coordinates."""
+    x, eps = lax.stop_gradient((x, eps))
+    on = eps > 0
+    lam = recursion.saddle(x, eps, on.astype(eps.dtype))
+
+    def family(factor):
+        return jnp.where(on, jnp.clip(recursion.worst_t(eps, lam * factor), 0.0, eps), 0.0)
+
+    candidates = jax.vmap(family)(jnp.asarray((0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)))
+    values = lax.map(lambda t: walk.log_delta(setting, x, eps, t)[2], candidates)
+    best = candidates[jnp.argmax(values)]
+    if not walk.enumerates(setting):
+        return best
+
+    # A few pairs: each coordinate in turn over all of its range, then ever closer; from several starts, since the
+    # supremum is over a function with many summits.
+    fractions = jnp.linspace(-1.0, 1.0, 41)
+
+    def coordinate(n, t):
+        i = n % eps.shape[0]
+        reach = 2.0 ** -jnp.floor(n / eps.shape[0])
+        trial = jnp.clip(t[i] + fractions * reach * eps[i], 0.0, eps[i])
+        ts = jax.vmap(lambda v: t.at[i].set(v))(trial)
+        values = jax.vmap(lambda t: walk.log_delta(setting, x, eps, t)[2])(jnp.concatenate([t[None], ts]))
+        return jnp.concatenate([t[None], ts])[jnp.argmax(values)]
+
+    level = jnp.asarray((0.35, 0.5, 0.65, 0.8))[:, None] * eps
+    starts = jnp.concatenate([best[None], level])
+    ends = lax.map(lambda t: lax.fori_loop(0, 14 * eps.shape[0], coordinate, t), starts)
+    values = lax.map(lambda t: walk.log_delta(setting, x, eps, t)[2], ends)
+    return ends[jnp.argmax(values)]
+
+
+class Fixed(NamedTuple):
+    """Static: different mechanisms fixed beforehand. Their walk, and the recursion that bounds them from above."""
+
+    walk: walk.Walk
+    adaptive: Setting
+
+
+def _fixed_delta_lane(setting: Fixed, x, eps, count):
+    upper, _ = _delta_lane(setting.adaptive, x, eps, count)
+    size = jnp.where(x < 0, -x, x)
+    t = _best_fixed(setting.walk, size, eps[::-1])
+    _, low, _ = walk.log_delta(setting.walk, lax.stop_gradient(size), lax.stop_gradient(eps[::-1]), t)
+    shift = lax.stop_gradient(jnp.minimum(x, 0.0))
+    lower = -jnp.expm1(shift) + jnp.exp(shift + low)
+    if setting.adaptive.log:
+        lower = jnp.log(lower)
+    lower = jnp.minimum(lower, lax.stop_gradient(upper))
+    return upper, (lower, (lax.stop_gradient(upper) + lower) / 2)
+
+
+def fixed_delta_kernel(setting: Fixed, x, eps, count):
+    """Different mechanisms fixed beforehand: the adaptive upper end, and (best t found, half-way)."""
+    return jax.vmap(functools.partial(_fixed_delta_lane, setting))(x, eps, count)
+
+
+def _fixed_epsilon_lane(setting: Fixed, log_delta, eps, count):
+    high, _ = _epsilon_lane(setting.adaptive, log_delta, eps, count)
+    at, list_eps, target = lax.stop_gradient((high, eps[::-1], log_delta))
+    t = _best_fixed(setting.walk, at, list_eps)
+    _, low = walk.least_epsilon(setting.walk, target, list_eps, t)
+    low = jnp.where(jnp.isneginf(target), 0.0, jnp.minimum(low, at))
+    return high, (low, (at + low) / 2)
+
+
+def fixed_epsilon_kernel(setting: Fixed, log_delta, eps, count):
+    """Different mechanisms fixed beforehand: the adaptive upper end, and (from the best t found, half-way)."""
+    return jax.vmap(functools.partial(_fixed_epsilon_lane, setting))(log_delta, eps, count)
+
+
+def _walk_lane(setting: walk.Walk, x, eps, t):
+    upper, lower, value = walk.log_delta(setting, x, eps[::-1], t[::-1])
+    value = jnp.where(jnp.isfinite(value), value, 0.0)
+    moving = value - lax.stop_gradient(value)
+    upper, lower = jnp.exp(upper + moving), jnp.exp(lower)
+    return jnp.minimum(upper * (1 + 8 * ULP), 1.0), (lower / (1 + 8 * ULP), (lax.stop_gradient(upper) + lower) / 2)
+
+
+def walk_kernel(setting: walk.Walk, x, eps, t):
+    """Different pairs with given t: upper end of delta, and (lower end, estimate)."""
+    return jax.vmap(functools.partial(_walk_lane, setting))(x, eps, t)

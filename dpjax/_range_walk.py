@@ -197,13 +197,14 @@ def _log_enumerated(x, eps, t):
     return jnp.where(total > 0, peak + jnp.log(safe), -jnp.inf), lax.stop_gradient(pad)
 
 
-def _enumerates(setting: Walk) -> bool:
+def enumerates(setting: Walk) -> bool:
+    """Whether there are so few pairs that all outcomes are summed."""
     return setting.grid.steps <= EXACT
 
 
 def log_delta(setting: Walk, x, eps, t):
     """(log upper, log lower, differentiable log value) for one lane; any real x."""
-    if _enumerates(setting):
+    if enumerates(setting):
         value, pad = _log_enumerated(x, eps, t)
         held = lax.stop_gradient(value)
         return held + pad, held - pad, value
@@ -217,7 +218,7 @@ def least_epsilon(setting: Walk, log_delta, eps, t):
     """(upper end, lower end) of the x >= 0 at which delta is exp(log_delta)."""
     on = (eps > 0) & (t > 0) & (t < eps)
     total = jnp.sum(jnp.where(on, t, 0.0)) * (1 + 4 * ULP * setting.grid.steps)
-    if _enumerates(setting):
+    if enumerates(setting):
         return fixed.safe_sides(lambda x: _log_enumerated(x, eps, t), log_delta, total)
     safe_eps, safe_t = jnp.where(on, eps, 1.0), jnp.where(on, t, 0.5)
 

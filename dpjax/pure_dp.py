@@ -46,7 +46,10 @@ def _log_parts(setting, x, eps, count):
 
 def _log_kept(setting, delta, count):
     """log of the probability that nothing fails."""
-    return count * jnp.log1p(-delta) if isinstance(setting, _Equal) else jnp.sum(jnp.log1p(-delta))
+    if isinstance(setting, _Equal):
+        some = count > 0
+        return jnp.where(some, count * jnp.log1p(-jnp.where(some, delta, 0.0)), 0.0)
+    return jnp.sum(jnp.log1p(-delta))
 
 
 def _delta_lane(setting, x, eps, delta, count):
@@ -143,7 +146,10 @@ def _run(kernel, query, query_name, epsilons, deltas, count, rtol):
     else:
         setting = _Different(walk.Walk(recursion.Grid(size.steps, walk.cells_for(size.steps, rtol), False)))
     value, (lower, estimate) = crossing.call(kernel, setting, lanes.query, lanes.epsilons, lanes.extra, lanes.counts, towards=(1, (-1, 0)))
-    return lanes.finish(value, lower, estimate, "binomial sum" if size.equal else "enumeration" if size.steps <= walk.EXACT else "walk")
+    method = "binomial sum" if size.equal else "enumeration" if size.steps <= walk.EXACT else "walk"
+    known = (lanes.query >= 0) & (lanes.query <= 1) if kernel is _epsilon_kernel else ~jnp.isnan(lanes.query)
+    usable = (lanes.epsilons >= 0) & (lanes.epsilons < jnp.inf), (lanes.extra >= 0) & (lanes.extra <= 1)
+    return lanes.finish(value, lower, estimate, method, known, *usable)
 
 
 def optimal_delta_bounds(epsilon_global: ArrayLike, epsilons: Any, deltas: Any = 0.0, *, count: Any = 1, rtol: float = 1e-4) -> Bounds:
