@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 
 def is_traced(x: Any) -> bool:
     """Whether ``x`` has no concrete value that Python could look at."""
-    return isinstance(x, jax.core.Tracer)
+    return isinstance(x, Tracer)
 
 
 def number(name: str, x: Any) -> Any:
@@ -74,7 +74,9 @@ def in_range(
         return
     index = np.unravel_index(int(np.argmax(bad)), array.shape) if array.ndim else ()
     where = f"{name}[{', '.join(map(str, index))}]" if array.ndim else name
-    raise ValueError(f"{where} = {float(array[index])!r}, but it must be {_allowed(low, high, low_open, high_open, integral)}.")
+    raise ValueError(
+        f"{where} = {float(array[index])!r}, but it must be {_allowed(low, high, low_open, high_open, integral)}."
+    )
 
 
 def _allowed(low: float, high: float, low_open: bool, high_open: bool, integral: bool) -> str:

@@ -45,7 +45,7 @@ class Mechanism:
     __array_ufunc__ = None  # np.array([1, 2]) * step is refused instead of becoming an object array
 
     def __add__(self, other: Any) -> Mechanism:
-        return Composed([self, other]) if isinstance(other, Mechanism) else NotImplemented
+        return Composed((self, other)) if isinstance(other, Mechanism) else NotImplemented
 
     def __radd__(self, other: Any) -> Mechanism:
         return self if isinstance(other, int | float) and other == 0 else NotImplemented  # sum() starts from 0

@@ -1,0 +1,68 @@
+"""A certified, differentiable differential-privacy accountant in JAX.
+
+>>> run = dpsgd(noise_multiplier=1.0, sampling_probability=0.01, steps=1000)
+>>> run
+SelfComposed(PoissonSampled(0.01, Gaussian(1)), 1000)
+
+Importing the package changes none of JAX's settings and imports nothing heavy: a public name is loaded when it is
+first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says where a name lives
+    from dpjax.accounting import Bounds as Bounds
+    from dpjax.accounting import Method as Method
+    from dpjax.accounting import Status as Status
+    from dpjax.accounting import delta as delta
+    from dpjax.accounting import delta_bounds as delta_bounds
+    from dpjax.accounting import epsilon as epsilon
+    from dpjax.accounting import epsilon_bounds as epsilon_bounds
+    from dpjax.accounting import log_delta as log_delta
+    from dpjax.loss_distribution import characteristic_function as characteristic_function
+    from dpjax.loss_distribution import privacy_loss_cdf as privacy_loss_cdf
+    from dpjax.mechanisms import Adjacency as Adjacency
+    from dpjax.mechanisms import Composed as Composed
+    from dpjax.mechanisms import ComposedOver as ComposedOver
+    from dpjax.mechanisms import Gaussian as Gaussian
+    from dpjax.mechanisms import Mechanism as Mechanism
+    from dpjax.mechanisms import PoissonSampled as PoissonSampled
+    from dpjax.mechanisms import SelfComposed as SelfComposed
+    from dpjax.mechanisms import dpsgd as dpsgd
+
+_HOME = {
+    "Adjacency": "mechanisms",
+    "Bounds": "accounting",
+    "Composed": "mechanisms",
+    "ComposedOver": "mechanisms",
+    "Gaussian": "mechanisms",
+    "Mechanism": "mechanisms",
+    "Method": "accounting",
+    "PoissonSampled": "mechanisms",
+    "SelfComposed": "mechanisms",
+    "Status": "accounting",
+    "characteristic_function": "loss_distribution",
+    "delta": "accounting",
+    "delta_bounds": "accounting",
+    "dpsgd": "mechanisms",
+    "epsilon": "accounting",
+    "epsilon_bounds": "accounting",
+    "log_delta": "accounting",
+    "privacy_loss_cdf": "loss_distribution",
+}
+__all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

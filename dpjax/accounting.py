@@ -1,0 +1,494 @@
+"""The queries: epsilon and delta of a mechanism, with their certified bounds.
+
+A query brings the mechanism into lanes (``composition``), asks an engine about every direction of the adjacency, and
+answers with the largest. Numbers are answered in NumPy float64; traced values in the caller's precision.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from dpjax import _lanes, _precision, _validate, closed_form, composition
+from dpjax._plan import Problem, largest_loss, log_touched
+from dpjax.mechanisms import Adjacency, Mechanism, PoissonSampled
+from dpjax.pairs import SampledGaussianPair, directions
+
+METHODS = ("auto", "closed_form", "contour", "levy")
+
+
+class Status(enum.IntEnum):
+    """How an answer's interval came about.
+
+    CONVERGED: as narrow as ``rtol`` asks. ROUNDING: float64 has no more digits here, the terms of the sum cancel too
+    far. MAX_NODES: ``max_nodes`` contour nodes did not suffice. In each case the interval is certified. INVALID: an
+    argument was out of range, and the answer is NaN.
+    """
+
+    CONVERGED = 0
+    ROUNDING = 1
+    MAX_NODES = 2
+    INVALID = 3
+
+
+class Method(enum.IntEnum):
+    """The engine that answered."""
+
+    CLOSED_FORM = 0
+    CONTOUR = 1
+    LEVY = 2
+
+
+class Bounds(NamedTuple):
+    """A certified answer: the truth lies between ``lower`` and ``upper``.
+
+    Attributes:
+      lower, estimate, upper: arrays of the query's batch shape.
+      status: codes of ``dpjax.Status``.
+      method: codes of ``dpjax.Method``.
+      nodes: contour nodes used.
+    """
+
+    lower: Any
+    estimate: Any
+    upper: Any
+    status: Any
+    method: Any
+    nodes: Any
+
+    def __repr__(self) -> str:
+        if any(np.ndim(x) or _validate.is_traced(x) for x in self):
+            return "Bounds(" + ", ".join(f"{n}={x!r}" for n, x in zip(self._fields, self, strict=True)) + ")"
+        return (
+            f"Bounds(lower={float(self.lower)!r}, estimate={float(self.estimate)!r}, upper={float(self.upper)!r}, "
+            f"status={Status(int(self.status)).name}, method={Method(int(self.method)).name}, nodes={int(self.nodes)})"
+        )
+
+
+class _Query(NamedTuple):
+    """What a query is apart from numbers; hashable, so that it keys compiled programs."""
+
+    structure: Any
+    adjacency: Adjacency
+    answer: str  # "epsilon", "delta" or "log_delta"
+    given: str  # "epsilon", "delta" or "log_delta"
+    method: str
+    rtol: float
+    max_nodes: int
+    single: bool  # one run of one mechanism
+
+
+_ROUNDING = (_precision.DOWN, _precision.NEAREST, _precision.UP) + (_precision.INTEGER,) * 3
+
+
+def epsilon(
+    mechanism: Mechanism,
+    delta: ArrayLike | None = None,
+    *,
+    log_delta: ArrayLike | None = None,
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+    method: str = "auto",
+    rtol: float = 1e-10,
+    max_nodes: int = 8192,
+    precision: str = "float64",
+) -> Any:
+    """The smallest epsilon for which ``mechanism`` is (epsilon, delta)-DP, from above.
+
+    Args:
+      mechanism: a record, of any batch shape.
+      delta: in [0, 1]; broadcasts against the mechanism's batch shape.
+      log_delta: instead of delta, its logarithm, <= 0.
+      adjacency: which datasets are neighbours.
+      method: "auto", or one engine: "closed_form", "contour", "levy".
+      rtol: relative tolerance on delta.
+      max_nodes: the most contour nodes for one answer.
+      precision: "float64".
+
+    Returns:
+      Epsilon >= 0, in the broadcast shape: NumPy float64 for numbers, the default floating dtype for traced values.
+      Infinite where no finite epsilon exists.
+
+    Guarantee:
+      An upper bound on the epsilon of every adaptive composition with these dominating pairs (Zhu, Dong, Wang, arXiv
+      2106.08567, Theorem 10), for ``adjacency``; at most rtol in delta above it unless ``epsilon_bounds`` says otherwise. The
+      derivative is that of the estimate between the bounds.
+
+    Raises:
+      ValueError: a concrete argument is out of range. A traced one gives NaN.
+      NotImplementedError: no analysis is known for the mechanism under ``adjacency``.
+
+    Example:
+      >>> import dpjax
+      >>> run = dpjax.dpsgd(noise_multiplier=1.0, sampling_probability=0.01, steps=1000)
+      >>> print(f"{dpjax.epsilon(run, delta=1e-5):.10f}")
+      1.8282366665
+      >>> import jax
+      >>> gradient = jax.grad(lambda s: dpjax.epsilon(dpjax.dpsgd(s, 0.01, 1000), delta=1e-5))(1.0)
+      >>> print(f"{gradient:.4f}")
+      -3.8226
+    """
+    return epsilon_bounds(
+        mechanism, delta, log_delta=log_delta, adjacency=adjacency, method=method, rtol=rtol, max_nodes=max_nodes,
+        precision=precision,
+    ).upper  # fmt: skip
+
+
+def epsilon_bounds(
+    mechanism: Mechanism,
+    delta: ArrayLike | None = None,
+    *,
+    log_delta: ArrayLike | None = None,
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+    method: str = "auto",
+    rtol: float = 1e-10,
+    max_nodes: int = 8192,
+    precision: str = "float64",
+) -> Bounds:
+    """``epsilon`` with its certified interval; arguments and guarantee as there.
+
+    Example:
+      >>> import dpjax
+      >>> bounds = dpjax.epsilon_bounds(dpjax.Gaussian(1.0), delta=1e-5)
+      >>> bool(bounds.lower <= 4.3771780956812245 <= bounds.upper)
+      True
+    """
+    if (delta is None) == (log_delta is None):
+        raise TypeError("Give exactly one of delta and log_delta.")
+    given = "delta" if log_delta is None else "log_delta"
+    number = _validate.number(given, delta if log_delta is None else log_delta)
+    if given == "delta":
+        _validate.in_range(given, number, 0.0, 1.0)
+    else:
+        _validate.in_range(given, number, high=0.0)
+    return _ask(mechanism, number, given, "epsilon", adjacency, method, rtol, max_nodes, precision)
+
+
+def delta(
+    mechanism: Mechanism,
+    epsilon: ArrayLike,
+    *,
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+    method: str = "auto",
+    rtol: float = 1e-10,
+    max_nodes: int = 8192,
+    precision: str = "float64",
+) -> Any:
+    """The smallest delta for which ``mechanism`` is (epsilon, delta)-DP, from above.
+
+    Args:
+      mechanism: a record, of any batch shape.
+      epsilon: any real number, or infinity; broadcasts against the mechanism's batch shape.
+      adjacency, method, rtol, max_nodes, precision: as for ``epsilon``.
+
+    Returns:
+      Delta in [0, 1], in the broadcast shape; exactly 0 where epsilon is at least the largest possible loss.
+
+    Guarantee:
+      An upper bound on the hockey-stick divergence of every adaptive composition with these dominating pairs (Zhu, Dong,
+      Wang, arXiv 2106.08567, Theorem 10), for ``adjacency``; at most a factor 1 + rtol above it unless ``delta_bounds``
+      says otherwise.
+
+    Raises:
+      ValueError: a concrete argument is out of range. A traced one gives NaN.
+
+    Example:
+      >>> import dpjax
+      >>> run = dpjax.dpsgd(noise_multiplier=1.0, sampling_probability=0.01, steps=1000)
+      >>> print(f"{dpjax.delta(run, epsilon=1.0):.10f}")
+      0.0026124206
+    """
+    return delta_bounds(
+        mechanism, epsilon, adjacency=adjacency, method=method, rtol=rtol, max_nodes=max_nodes, precision=precision
+    ).upper
+
+
+def delta_bounds(
+    mechanism: Mechanism,
+    epsilon: ArrayLike,
+    *,
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+    method: str = "auto",
+    rtol: float = 1e-10,
+    max_nodes: int = 8192,
+    precision: str = "float64",
+) -> Bounds:
+    """``delta`` with its certified interval; arguments and guarantee as there.
+
+    Example:
+      >>> import dpjax
+      >>> bounds = dpjax.delta_bounds(dpjax.Gaussian(1.0), epsilon=1.0)
+      >>> bool(bounds.lower <= 0.12693673750664397 <= bounds.upper)
+      True
+    """
+    number = _validate.number("epsilon", epsilon)
+    _validate.in_range("epsilon", number)
+    return _ask(mechanism, number, "epsilon", "delta", adjacency, method, rtol, max_nodes, precision)
+
+
+def log_delta(
+    mechanism: Mechanism,
+    epsilon: ArrayLike,
+    *,
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+    method: str = "auto",
+    rtol: float = 1e-10,
+    max_nodes: int = 8192,
+    precision: str = "float64",
+) -> Any:
+    """The logarithm of ``delta``, finite where delta itself underflows; arguments and guarantee as there.
+
+    Example:
+      >>> import dpjax
+      >>> print(f"{dpjax.log_delta(dpjax.Gaussian(1.0), epsilon=50.0):.6f}")
+      -1233.869083
+    """
+    number = _validate.number("epsilon", epsilon)
+    _validate.in_range("epsilon", number)
+    return _ask(mechanism, number, "epsilon", "log_delta", adjacency, method, rtol, max_nodes, precision).upper
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _ask(mechanism, number, given, answer, adjacency, method, rtol, max_nodes, precision) -> Bounds:
+    if not isinstance(mechanism, Mechanism):
+        raise TypeError(f"mechanism must be a dpjax mechanism; got {mechanism!r}.")
+    directions(adjacency)
+    _validate.one_of("method", method, METHODS)
+    _validate.one_of("precision", precision, ("float64",))
+    rtol, max_nodes = _validate.number("rtol", rtol), _validate.number("max_nodes", max_nodes)
+    _validate.in_range("rtol", rtol, 1e-15, 0.5)
+    _validate.in_range("max_nodes", max_nodes, 64, 65536, integral=True)
+    composition.check(mechanism)
+    laid = composition.layout(mechanism, number)
+    query = _Query(
+        laid.structure, adjacency, answer, given, method, rtol, int(max_nodes), isinstance(mechanism, PoissonSampled)
+    )
+    args = (*laid.leaves, laid.given)
+    if any(_validate.is_traced(a) for a in args):
+        flat = _precision.traced(_answer_traced, query, args, _ROUNDING)
+        return Bounds(*(x.reshape(laid.shape) for x in flat))
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True), np.errstate(all="ignore"):
+        flat = _answer_concrete(query, *args)
+        codes = [np.asarray(x, np.int32) for x in flat[3:]]
+        out = [np.asarray(x, np.float64).reshape(laid.shape)[()] for x in flat[:3]]
+        return Bounds(*out, *(x.reshape(laid.shape)[()] for x in codes))
+
+
+class _Direction(NamedTuple):
+    """One direction's problem, made safe to hand to an engine, and what to say where it was not safe."""
+
+    problem: Problem
+    given: Any  # epsilon >= 0 or log delta, in (-inf, 0)
+    invalid: Any
+    settled: Any  # where ``value`` is the answer
+    value: Any
+
+
+_REVERSE = {
+    Adjacency.ADD: Adjacency.REMOVE,
+    Adjacency.REMOVE: Adjacency.ADD,
+    Adjacency.REPLACE_ONE: Adjacency.REPLACE_ONE,
+}
+
+
+def _prepare(query: _Query, args: tuple, direction: Adjacency) -> _Direction:
+    """Sets aside invalid lanes and limits with exact answers; the rest is for an engine."""
+    *leaves, given = args
+    xp = _precision.namespace(*args)
+    problem = composition.problem(query.structure, tuple(leaves), direction)
+    for_epsilon = query.answer == "epsilon"
+    if query.given == "delta":
+        positive = given > 0
+        known = xp.where(positive, xp.log(xp.where(positive, given, 1.0)), -xp.inf)
+        known = xp.where((given >= 0) & (given <= 1), known, xp.nan)
+    else:
+        known = given
+    if not for_epsilon:
+        mirrored = known < 0
+        pair = composition.problem(query.structure, tuple(leaves), _REVERSE[direction]).pair
+        swapped = (xp.where(mirrored[:, None, None], b, a) for a, b in zip(problem.pair[2:], pair[2:], strict=True))
+        problem = problem._replace(pair=SampledGaussianPair(*problem.pair[:2], *swapped))
+        known = abs(known)
+
+    variance, pair, count = problem
+    bad = ~((pair.sigma >= 0) & (pair.q >= 0) & (pair.q <= 1) & (count >= 0) & (count < xp.inf))
+    invalid = xp.any(bad, 1) | ~(variance >= 0) | xp.isnan(known)
+    for x in leaves:  # a count of 0 or q of 0 may hide a number that is not valid
+        invalid = invalid | xp.any(xp.isnan(x).reshape(x.shape[0], -1), 1)
+    if for_epsilon:
+        invalid = invalid | (known > 0)
+
+    active = (count > 0) & (pair.q > 0) & ~xp.isinf(pair.sigma) & ~bad
+    bare = active & (pair.sigma == 0)
+    rising = xp.any((pair.sign > 0), -1)
+    exposed = xp.any(bare & rising, 1) | xp.isinf(variance)  # some outcome rules the neighbour out
+    silent = xp.any(bare & ~rising, 1) & ~exposed
+    empty = ~xp.any(active, 1) & (variance == 0)
+    # the engine sees sane numbers in every lane
+    keep = active & ~bare
+    pair = pair._replace(sigma=xp.where(keep, pair.sigma, 1.0), q=xp.where(keep, pair.q, 0.0))
+    idle = invalid | empty | exposed | silent
+    clean = Problem(xp.where(idle, 1.0, variance), pair, xp.where(keep & ~idle[:, None], count, 0.0))
+    full = Problem(variance, problem.pair._replace(sigma=xp.where(bare, 1.0, problem.pair.sigma)), count)
+    touched, largest = log_touched(full), largest_loss(full)
+    touched = xp.where(xp.isinf(variance), 0.0, touched)
+    if for_epsilon:
+        value = xp.where(exposed, xp.where(touched <= known, 0.0, xp.inf), xp.where(empty, 0.0, largest))
+        value = xp.where(~idle & xp.isneginf(known), largest, value)
+        value = xp.where(~invalid & (known >= 0), 0.0, value)
+        settled = idle | xp.isneginf(known) | (known >= 0)
+        safe = xp.where(settled, -1.0, known)
+    else:
+        value = xp.where(empty | (known >= largest), -xp.inf, touched)
+        settled = idle | xp.isinf(known) | (known >= largest)
+        value = xp.where(exposed, touched, value)
+        safe = xp.where(settled, 1.0, known)
+        settled_infinite = xp.isinf(known) & ~exposed
+        value = xp.where(settled_infinite, -xp.inf, value)
+    value = xp.where(invalid, xp.nan, value)
+    return _Direction(clean, safe, invalid, settled, jax.lax.stop_gradient(value) if xp is jnp else value)
+
+
+def _engines(query: _Query, lanes: _Direction, solve_closed, solve_contour) -> tuple:
+    """(lower, estimate, upper, status, method, nodes), from the engines that the query allows."""
+    xp = _precision.namespace(lanes.given)
+    zero = xp.zeros(lanes.given.shape)
+    components = lanes.problem.pair.sigma.shape[1]
+    settings = _lanes.Settings("epsilon" if query.answer == "epsilon" else "delta", query.rtol, query.max_nodes)
+    if query.method == "levy":
+        found = (_levy if xp is jnp else _precision.compiled(_levy))(settings, lanes.problem, lanes.given)
+        status = xp.where(found.converged, int(Status.CONVERGED), int(Status.ROUNDING))
+        return found.lower, found.estimate, found.upper, status, zero + int(Method.LEVY), zero + found.nodes
+    # Whether a traced count is 1 is not known: only a record that is a single step goes to the closed form then.
+    traced = xp is jnp
+    single = components == 0 or query.single
+    exact = closed_form.applies(lanes.problem) if not traced else xp.zeros(zero.shape, bool) | single
+    if query.method == "contour":
+        exact = exact & False
+    closed = by_contour = None
+    if query.method == "closed_form" or (query.method == "auto" and (single or not traced)):
+        ends = solve_closed(settings, lanes.problem, lanes.given, exact | lanes.settled)
+        closed = (*ends, zero + int(Status.CONVERGED), zero + int(Method.CLOSED_FORM), zero)
+    if query.method == "contour" or (query.method == "auto" and components and not (traced and single)):
+        found = solve_contour(settings, lanes.problem, lanes.given, exact | lanes.settled)
+        short = xp.where(found.cancelled, int(Status.ROUNDING), int(Status.MAX_NODES))
+        status = xp.where(found.converged, int(Status.CONVERGED), short)
+        by_contour = (found.lower, found.estimate, found.upper, status, zero + int(Method.CONTOUR), found.nodes)
+    if closed is None or by_contour is None:
+        return closed or by_contour  # type: ignore[return-value]
+    return tuple(xp.where(exact, a, b) for a, b in zip(closed, by_contour, strict=True))
+
+
+def _finish(lanes: _Direction, found: tuple) -> tuple:
+    """Puts the exact limits back."""
+    xp = _precision.namespace(*found)
+    *values, status, method, nodes = found
+    ends = [xp.where(lanes.settled | lanes.invalid, lanes.value, x) for x in values]
+    status = xp.where(lanes.invalid, int(Status.INVALID), xp.where(lanes.settled, int(Status.CONVERGED), status))
+    return (*ends, status, method, nodes)
+
+
+def _unmirror(log_d, eps, xp):
+    """log of 1 - e^-e + e^-e delta for e = -eps > 0."""
+    e = xp.where(eps < 0, -eps, 1.0)
+    return xp.where(eps < 0, xp.logaddexp(xp.log(-xp.expm1(-e)), log_d - e), log_d)
+
+
+def _to_answer(query: _Query, ends: tuple, given, xp) -> tuple:
+    """The three ends in the units of the answer, rounded outwards."""
+    if query.answer == "epsilon":
+        return ends
+    unit = 2.3e-16
+    lower, estimate, upper = (_unmirror(x, given, xp) for x in ends)
+    slack = xp.where(given < 0, 8 * unit, 0.0)
+    lower, upper = lower - slack, xp.minimum(upper + slack, 0.0)
+    if query.answer == "log_delta":
+        return lower, estimate, upper
+    grow = 4 * unit * (1 + xp.abs(xp.where(xp.isfinite(upper), upper, 0.0)))
+    tiny = 2.3e-308  # XLA flushes what is below to 0
+    top = xp.minimum(xp.exp(upper) * (1 + grow), 1.0)
+    return (
+        xp.exp(lower) * (1 - grow),
+        xp.exp(estimate),
+        xp.where((upper > -xp.inf) & (top < tiny), tiny, top),
+    )
+
+
+def _combine(query: _Query, answers: list[tuple], given, xp) -> tuple:
+    """The largest of the directions; its derivative is that of the first with the largest estimate, REMOVE in a tie."""
+    lower, estimate, upper, status, method, nodes = answers[0]
+    for other in answers[1:]:
+        higher = other[2] > upper
+        status, method = xp.where(higher, other[3], status), xp.where(higher, other[4], method)
+        estimate = xp.where(other[1] > estimate, other[1], estimate)
+        lower, upper, nodes = xp.maximum(lower, other[0]), xp.maximum(upper, other[2]), nodes + other[5]
+    return (*_to_answer(query, (lower, estimate, upper), given, xp), status, method, nodes)
+
+
+def _answer(query: _Query, args: tuple, solve_closed, solve_contour) -> tuple:
+    """The six arrays of ``Bounds``, (lanes,) each; all directions are solved side by side, as one batch."""
+    prepared = [_prepare(query, args, d) for d in directions(query.adjacency)]
+    xp = _precision.namespace(*args)
+    lanes = jax.tree.map(lambda *a: xp.concatenate(a), *prepared)
+    found = _finish(lanes, _engines(query, lanes, solve_closed, solve_contour))
+    n = args[-1].shape[0]
+    return _combine(query, [tuple(x[i * n : (i + 1) * n] for x in found) for i in range(len(prepared))], args[-1], xp)
+
+
+def _closed_form(settings: _lanes.Settings, problem: Problem, given: Any) -> tuple:
+    return tuple(closed_form.solve(problem, given, unknown=settings.unknown))
+
+
+def _levy(settings: _lanes.Settings, problem: Problem, given: Any) -> Any:
+    from dpjax import levy  # an independent engine, only loaded when asked for
+
+    return levy.solve(problem, given, unknown=settings.unknown, rtol=settings.tol)
+
+
+def _answer_concrete(query: _Query, *args: np.ndarray) -> tuple:
+    def solve_closed(settings, problem, given, skip):
+        ends = tuple(np.full(given.shape, np.nan) for _ in range(3))
+        todo = np.flatnonzero(closed_form.applies(problem) if query.method == "auto" else given == given)
+        if todo.size:
+            size = max(8, 1 << (todo.size - 1).bit_length())  # few shapes, few compilations
+            index = np.concatenate([todo, np.repeat(todo[:1], size - todo.size)])
+            part = jax.tree.map(lambda a: np.asarray(a[index], np.float64), problem)
+            found = _precision.compiled(_closed_form)(settings, part, given[index])
+            for whole, new in zip(ends, found, strict=True):
+                whole[todo] = np.asarray(new)[: todo.size]
+        return ends
+
+    def solve_contour(settings, problem, given, skip):
+        n = given.shape[0]
+        blank = [np.zeros(n) for _ in range(4)]
+        answer = _lanes.Answer(blank[0], blank[1], blank[2], np.ones(n, bool), np.zeros(n, bool), blank[3])
+        todo = np.flatnonzero(~skip)
+        if todo.size:
+            part = _lanes.solve_concrete(settings, jax.tree.map(lambda a: a[todo], problem), given[todo])
+            for whole, new in zip(answer, part, strict=True):
+                whole[todo] = new
+        return answer
+
+    return _answer(query, args, solve_closed, solve_contour)
+
+
+def _answer_traced(query: _Query, *args: jax.Array) -> tuple:
+    def solve_closed(settings, problem, given, skip):
+        return _closed_form(settings, problem, given)
+
+    def solve_contour(settings, problem, given, skip):
+        # lanes answered elsewhere get a problem of a handful of nodes
+        return _lanes.solve(settings, problem, given)
+
+    lower, estimate, upper, *codes = _answer(query, args, solve_closed, solve_contour)
+    # an invalid argument poisons every derivative, not only the value
+    invalid = codes[0] == int(Status.INVALID)
+    factor = jnp.where(invalid, jnp.nan, 0.0)
+    poison = sum(factor * jnp.sum(jnp.where(jnp.isfinite(x), x, 0.0).reshape(x.shape[0], -1), 1) for x in args)
+    return lower, estimate + poison, upper, *codes

@@ -1,0 +1,481 @@
+"""Engine: delta along a tilted contour, by a trapezoid sum that bounds from above, with every error accounted for.
+
+For s > 0 and every real eps, exp(zy) D(y) has the transform exp K(z) / (z (z + 1)), z = s + it, so that with step h and
+period Lam = 2 pi / h
+
+    S = exp(-s eps) (h / 2 pi) sum_n exp(K(z_n) - i n h eps) / (z_n (z_n + 1)) = D(eps) + sum_{m != 0} exp(s m Lam) D(eps + m Lam).
+
+The terms with m < 0 are nearly known, those with m > 0 are bounded by Chernoff's bound, and what the sum leaves out beyond
+T = N h by an envelope of |exp K|. The estimate is S - A + A'; the certificate adds: alias up, truncation, inner quadrature,
+rounding. (Zhu, Dong, Wang, arXiv 2106.08567, and the contour form of the saddle-point accountant.)
+
+All arrays have a leading axis of lanes, independent problems solved side by side; loops run to the slowest lane.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpjax import cumulant
+from dpjax._plan import (
+    MANY,
+    PI,
+    TINY,
+    Plan,
+    Problem,
+    at_least,
+    choose,
+    climb,
+    largest_loss,
+    log_touched,
+    pick,
+    xlogx,
+)
+from dpjax._special import log1p, sincos
+
+_PASSES = 6
+_ROUGH = 0.02
+_MAX_X = 16384  # x-nodes of one component; past it the inner error grows and the status says so
+# Rounding, in ulp: of a term, of its log modulus, of its phase. Measured against 80-bit sums: benchmarks/rounding.py.
+_PER_TERM, _PER_LOG, _PER_PHASE = 10.0, 3.0, 3.0
+
+
+class Certificate(NamedTuple):
+    """Upper bounds of each error, relative to exp(log_delta) of the plan; (lanes,)."""
+
+    alias_up: jax.Array
+    alias_down: jax.Array
+    truncation: jax.Array
+    inner: jax.Array
+    rounding: jax.Array
+
+
+class Solution(NamedTuple):
+    """What the engine found; (lanes,). For a delta query the three are log deltas, otherwise epsilons."""
+
+    lower: jax.Array
+    estimate: jax.Array
+    upper: jax.Array
+    converged: jax.Array
+    cancelled: jax.Array
+    nodes: jax.Array
+    plan: Plan
+    certificate: Certificate
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Evaluating on the contour
+
+
+class Line(NamedTuple):
+    """The integrand on the nodes t_n = n h of a contour, without exp(K(s) - s eps) and with eps = plan.epsilon.
+
+    Shapes (lanes, capacity); ``log_weight`` is -inf past the last node and carries the half weight of n = 0.
+    """
+
+    h: jax.Array  # (lanes,)
+    t: jax.Array
+    log_weight: jax.Array
+    phase: jax.Array
+    log_inner: jax.Array  # log of the bound on the node's inner-quadrature error, same units
+
+
+class Tilt(NamedTuple):
+    """What is fixed once the contour is: windows, real cumulants, bounds; (lanes, components) and (lanes,)."""
+
+    window: cumulant.Window
+    step: jax.Array
+    real: cumulant.RealCumulant
+    k: jax.Array
+    k_size: jax.Array  # sum of |count K|
+    mean: jax.Array
+    log_inner: jax.Array  # log relative error of one step's exp K(s + it), t up to the cutoff
+    log_cut: jax.Array  # log of a bound on |exp K(s + it)|, t >= cut; (lanes,)
+    cut: jax.Array
+    above: tuple[jax.Array, jax.Array]  # (r, upper bound of K(r)) for the aliases above
+    chernoff: tuple[jax.Array, jax.Array]  # the same for Chernoff's bound
+
+
+def _stack(*trees):
+    return jax.tree.map(lambda *a: jnp.concatenate(a), *trees)
+
+
+def fix_tilt(problem: Problem, plan: Plan, capacity: int) -> Tilt:
+    """Certified real cumulants at s and at the two r that bound tails, and the envelopes of the contour integrand."""
+    pair, count = problem.pair, problem.count
+    lanes = plan.s.shape[0]
+    gap = plan.s_grid - plan.s[:, None]
+    tail = plan.k_grid - plan.s_grid * plan.epsilon[:, None] + xlogx(plan.s_grid)
+    beyond = jnp.where(gap > 1e-3 * plan.s[:, None], tail - gap * plan.period[:, None], jnp.inf)
+    r_up, r_chernoff = pick(plan.s_grid, at_least(beyond)), pick(plan.s_grid, at_least(tail))
+
+    # s and both r in one batch: the program has these loops once
+    s3, pair3 = _stack(plan.s, r_up, r_chernoff), _stack(pair, pair, pair)
+    win3 = cumulant.window(pair3, s3)
+    fine = cumulant.real_step(pair3, s3)
+    step3 = jnp.concatenate([jnp.minimum(plan.step, fine[:lanes]), fine[lanes:]])
+    step3 = jnp.maximum(step3, (win3.high - win3.low) / _MAX_X)
+    real3 = cumulant.real(pair3, s3, win3, step3)
+    first = lambda tree: jax.tree.map(lambda a: a[:lanes], tree)
+    win, step, real = first(win3), step3[:lanes], first(real3)
+    unit = float(jnp.finfo(plan.s.dtype).epsneg)
+    rise = jnp.log1p(jnp.exp(jnp.minimum(real3.log_error, 100.0)))
+    rise = rise + 64 * unit * jnp.minimum(jnp.abs(real3.value) + TINY, 1.0)
+    gauss3 = 0.5 * jnp.concatenate([problem.variance] * 3) * s3 * (1 + s3)
+    k_upper = (jnp.sum(jnp.concatenate([count] * 3) * (real3.value + rise), 1) + gauss3) * (1 + 1e-14)
+
+    cut = jnp.minimum(plan.nodes - 1, capacity - 1) * (2 * PI / plan.period)
+    double = lambda tree: jax.tree.map(lambda a: jnp.concatenate([a, a]), tree)
+    shift = _stack(plan.shift_up, plan.shift_down)
+    envelope = cumulant.log_envelope(
+        double(pair), double(plan.s), _stack(cut, -jnp.maximum(cut, plan.cutoff)), shift, double(win), double(step)
+    )
+    up, down = envelope[:lanes], envelope[lanes:]
+    secant = cumulant.log_secant(pair, plan.s, plan.shift_up)
+    own = cumulant.log_real_alias(pair, plan.s, step, plan.shift_up)
+    own = jnp.logaddexp(own, win.log_tail - real.value + secant)
+    up = jnp.logaddexp(up, real.value + 0.5 * plan.shift_up**2 + own)
+    up = jnp.minimum(up, real.value + rise[:lanes])
+    gauss = 0.5 * problem.variance * plan.s * (1 + plan.s)
+    log_cut = jnp.sum(jnp.where(pair.q > 0, count * up, 0.0), 1) + gauss - 0.5 * problem.variance * cut * cut
+
+    strip = 2 * PI * plan.shift_down / step
+    down = down + np.log(2.0) - real.value - strip - jnp.log(-jnp.expm1(-strip))
+    log_inner = jnp.logaddexp(jnp.logaddexp(down, real.log_error), -80.0)
+    return Tilt(
+        win, step, real,
+        gauss + jnp.sum(count * real.value, 1),
+        gauss + jnp.sum(count * jnp.abs(real.value), 1),
+        problem.variance * (plan.s + 0.5) + jnp.sum(count * real.mean, 1),
+        jnp.where((count > 0) & (pair.q > 0), log_inner, -jnp.inf),
+        log_cut, cut,
+        (r_up, k_upper[lanes : 2 * lanes]),
+        (r_chernoff, k_upper[2 * lanes :]),
+    )  # fmt: skip
+
+
+def log_phi(moments: cumulant.Moments) -> tuple[jax.Array, jax.Array]:
+    """(log modulus, argument) of phi = (1 - a) + ib."""
+    a, b = moments.a, moments.b
+    close = a < 0.2
+    square = jnp.where(close, a * a + b * b - 2 * a, 0.0)
+    far = jnp.where(close, 1.0, (1 - a) ** 2 + b * b) + TINY
+    return 0.5 * jnp.where(close, log1p(jnp.maximum(square, -0.9999)), jnp.log(far)), jnp.arctan2(b, 1 - a)
+
+
+def _kernel(s: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Log modulus and argument of 1 / (z (z + 1)); ``s`` (lanes,), ``t`` (lanes, nodes)."""
+    s = s[:, None]
+    log_modulus = -0.5 * (jnp.log(s * s + t * t) + jnp.log((1 + s) ** 2 + t * t))
+    return log_modulus, -jnp.arctan2(t, s) - jnp.arctan2(t, 1 + s)
+
+
+def block_nodes(plan: Plan, h: jax.Array, start: jax.Array, size: int):
+    """(t, log of the weight) of a block of nodes, (lanes, size); the weight is half at n = 0, and 0 past the last."""
+    n = start + np.arange(size, dtype=np.int32)
+    t = n.astype(h.dtype) * h[:, None]
+    half = jnp.where(n == 0, np.log(0.5), 0.0)
+    inside = n.astype(h.dtype) < plan.nodes[:, None]
+    return t, jnp.where(inside, half, -jnp.inf)
+
+
+def integrand(
+    problem: Problem, plan: Plan, tilt: Tilt, t, half, log_modulus, angle, eps
+) -> tuple[jax.Array, jax.Array]:
+    """log modulus and phase of the terms at t, without exp(K(s) - s eps); (lanes, nodes).
+
+    ``half`` is the log of the term's weight; ``log_modulus`` and ``angle`` are those of the components' phi.
+    """
+    count = problem.count[:, :, None]
+    log_kernel, kernel_angle = _kernel(plan.s, t)
+    weight = half + log_kernel - 0.5 * problem.variance[:, None] * t * t + jnp.sum(count * log_modulus, 1)
+    return weight, jnp.sum(count * angle, 1) + t * (tilt.mean - eps)[:, None] + kernel_angle
+
+
+def line(problem: Problem, plan: Plan, tilt: Tilt, capacity: int, block: int, x_block: int) -> Line:
+    """Evaluates the integrand, ``block`` nodes at a time, as far as the slowest lane needs."""
+    h = 2 * PI / plan.period
+    lanes = plan.s.shape[0]
+    count = problem.count[:, :, None]
+
+    def body(carry):
+        start, log_weight, phase, log_inner = carry
+        t, half = block_nodes(plan, h, start, block)
+        moments = cumulant.moments(problem.pair, plan.s, t, tilt.window, tilt.step, tilt.real, block=x_block)
+        log_modulus, angle = log_phi(moments)
+        weight, angles = integrand(problem, plan, tilt, t, half, log_modulus, angle, plan.epsilon)
+        error = tilt.log_inner[:, :, None]
+        raised = jnp.logaddexp(log_modulus, error)
+        inner = weight + jnp.sum(count * (raised - log_modulus), 1)
+        inner = inner + jnp.log(jnp.sum(count * jnp.exp(error - raised), 1) + TINY)
+        put = lambda whole, part: lax.dynamic_update_slice(whole, part, (np.int32(0), start))
+        return start + np.int32(block), put(log_weight, weight), put(phase, angles), put(log_inner, inner)
+
+    empty = jnp.full((lanes, capacity), -jnp.inf, plan.s.dtype)
+    used = jnp.minimum(jnp.max(plan.nodes), capacity)
+    _, log_weight, phase, log_inner = lax.while_loop(
+        lambda carry: carry[0] < used, body, (np.int32(0), empty, jnp.zeros_like(empty), empty)
+    )
+    return Line(h, h[:, None] * jnp.arange(capacity), log_weight, phase, log_inner)
+
+
+class Sums(NamedTuple):
+    """S and its parts at several eps, relative to exp(plan.log_delta); (lanes, trials)."""
+
+    estimate: jax.Array  # S - A + A'
+    slope: jax.Array  # its derivative in eps
+    total: jax.Array  # S
+    absolute: jax.Array  # sum of |terms|
+    absolute_log: jax.Array  # sum of |terms| |log of the term|
+    absolute_t: jax.Array  # sum of |terms| t
+
+
+def log_scale(plan: Plan, tilt: Tilt, eps: jax.Array) -> jax.Array:
+    """log of (h / pi) exp(K(s) - s eps), relative to exp(plan.log_delta)."""
+    return tilt.k - plan.s * eps - plan.log_delta + jnp.log(2 / plan.period)
+
+
+def _pairwise_sum(terms: jax.Array) -> jax.Array:
+    """Sums the last axis, a power of two, by halves: an error of log2(length) ulp instead of length."""
+    while terms.shape[-1] > 1:
+        half = terms.shape[-1] // 2
+        terms = terms[..., :half] + terms[..., half:]
+    return terms[..., 0]
+
+
+def known_alias(plan: Plan, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A and A' of the down aliases at ``eps`` (lanes,), relative to exp(plan.log_delta)."""
+    decay, decay1 = plan.s * plan.period, (1 + plan.s) * plan.period
+    a = jnp.exp(-decay - plan.log_delta) / -jnp.expm1(-decay)
+    return a, jnp.exp(jnp.minimum(eps - decay1 - plan.log_delta, 600.0)) / -jnp.expm1(-decay1)
+
+
+def sums(plan: Plan, tilt: Tilt, on: Line, eps: jax.Array) -> Sums:
+    """The trapezoid sum at ``eps`` (lanes, trials)."""
+    wide = jax.tree.map(lambda a: a[:, None], plan)
+    scale = jnp.exp(jnp.minimum(log_scale(plan, tilt, eps.T).T, 600.0))
+    amplitude = jnp.broadcast_to(jnp.exp(on.log_weight)[:, None], (*eps.shape, on.t.shape[-1]))
+    size = jnp.where(amplitude > 0, jnp.abs(on.log_weight)[:, None], 0.0)
+    t = on.t[:, None]
+    sine, cosine = sincos(on.phase[:, None] - t * (eps - plan.epsilon[:, None])[..., None])
+    terms = jnp.stack([amplitude * cosine, amplitude * t * sine, amplitude, amplitude * size, amplitude * t])
+    total, turn, absolute, absolute_log, absolute_t = scale * _pairwise_sum(terms)
+    a, a1 = known_alias(wide, eps)
+    return Sums(total - a + a1, turn - wide.s * total + a1, total, absolute, absolute_log, absolute_t)
+
+
+def solve_epsilon(plan: Plan, tilt: Tilt, on: Line) -> jax.Array:
+    """The eps >= 0 at which the estimate is exp(plan.log_delta): Newton's method on the log, inside a bracket."""
+
+    def body(carry):
+        i, eps, low, high, _ = carry
+        found = sums(plan, tilt, on, eps[:, None])
+        value, slope = found.estimate[:, 0], found.slope[:, 0]
+        above = value > 1
+        low, high = jnp.where(above, eps, low), jnp.where(above, high, eps)
+        safe = jnp.where(value > 0, value, 1.0)
+        newton = eps - jnp.log(safe) * safe / jnp.where(slope < 0, slope, -1.0)
+        middle = jnp.where(jnp.isinf(high), 2 * eps + 1 / plan.s, 0.5 * (low + high))
+        usable = (value > 0) & (slope < 0) & (newton > low) & (newton < high)
+        new = jnp.where(usable, newton, middle)
+        new = jnp.where((newton <= 0) & (value > 0) & (low < 0), 0.0, new)
+        new = jnp.where((eps == 0) & ~above, 0.0, new)
+        return i + 1, new, low, high, jnp.abs(new - eps) > 4e-16 * jnp.abs(new)
+
+    start = (np.int32(0), plan.epsilon, plan.epsilon * 0 - TINY, plan.epsilon * 0 + jnp.inf, plan.s > 0)
+    return lax.while_loop(lambda carry: (carry[0] < 60) & jnp.any(carry[4]), body, start)[1]
+
+
+def certify(problem: Problem, plan: Plan, tilt: Tilt, on: Line, eps: jax.Array, at: Sums) -> Certificate:
+    """Bounds on every error of the estimate at ``eps`` (lanes,), relative to exp(plan.log_delta); ``at`` is (lanes,)."""
+    r, k_r = tilt.above
+    decay = (r - plan.s) * plan.period
+    log_up = k_r - r * eps + xlogx(r) - decay - jnp.log(-jnp.expm1(-decay)) - plan.log_delta
+    none = eps + plan.period >= largest_loss(problem)
+    alias_up = jnp.where(none, 0.0, jnp.exp(jnp.minimum(jnp.where(decay > 0, log_up, 600.0), 600.0)))
+    _, alias_down = known_alias(plan, eps)
+
+    log_cut = tilt.log_cut - plan.s * eps - jnp.log(PI * tilt.cut) - plan.log_delta
+    truncation = jnp.exp(jnp.minimum(jnp.where(tilt.cut > 0, log_cut, 600.0), 600.0))
+
+    scale = jnp.exp(jnp.minimum(log_scale(plan, tilt, eps), 600.0))
+    relative = jnp.exp(jnp.minimum(tilt.real.log_error, 100.0))
+    real_error = jnp.sum(jnp.where(problem.pair.q > 0, problem.count * relative, 0.0), 1)
+    inner = scale * jnp.sum(jnp.exp(on.log_inner), 1) + jnp.abs(at.total) * jnp.expm1(jnp.minimum(real_error, 100.0))
+
+    # The scale is common to all terms; each term has its own rounding in the kernel, the log modulus and the phase.
+    unit = float(jnp.finfo(eps.dtype).epsneg)
+    phase = jnp.sum(problem.count * tilt.real.spread, 1) + jnp.abs(tilt.mean - eps)
+    common = tilt.k_size + jnp.abs(plan.s * eps) + jnp.abs(plan.log_delta) + 8
+    rounding = unit * (
+        _PER_TERM * at.absolute
+        + _PER_LOG * at.absolute_log
+        + _PER_PHASE * at.absolute_t * phase
+        + 8 * common * jnp.abs(at.total)
+    )
+    return Certificate(alias_up, alias_down, truncation, inner, rounding)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The answer
+
+
+_UP, _DOWN = np.asarray([0.0, 1.0, 1.5, 4.0, 20.0]), np.asarray([1.0, 1.5, 4.0])
+
+
+def _epsilon_ends(
+    plan: Plan, tilt: Tilt, on: Line, eps: jax.Array, slope: jax.Array, over: jax.Array, under: jax.Array
+):
+    """(lower, upper): tried eps' at which the certified bounds on delta lie on the right side of the target.
+
+    ``over`` and ``under`` are the errors of the estimate's upper and lower bound at ``eps``. Every error falls with
+    eps, and grows towards smaller eps at most like exp(-r eps), r the largest tilt of the grid. The upper end is
+    +inf and the lower 0 where no trial does.
+    """
+    unit = 4 * float(jnp.finfo(eps.dtype).epsneg)
+    per = 1.02 / jnp.maximum(-slope, TINY)
+    above = eps[:, None] + _UP * (per * over + unit * eps)[:, None]
+    below = jnp.maximum(eps[:, None] - _DOWN * (per * under + unit * eps)[:, None], 0.0)
+    found = sums(plan, tilt, on, jnp.concatenate([above, below], 1))
+    n = len(_UP)
+    fits = jnp.minimum(found.estimate, found.total)[:, :n] + 1.01 * over[:, None] <= 1
+    fits = fits & ((np.arange(n) > 0) | (eps == 0)[:, None])
+    grown = 1.01 * under[:, None] * jnp.exp(jnp.minimum(plan.s_grid[:, -1:] * (eps[:, None] - below), 100.0))
+    reaches = found.estimate[:, n:] - grown >= 1
+    return jnp.max(jnp.where(reaches, below, 0.0), 1), jnp.min(jnp.where(fits, above, jnp.inf), 1)
+
+
+class _State(NamedTuple):
+    passes: jax.Array
+    done: jax.Array
+    epsilon: jax.Array  # what the next contour is chosen for
+    log_delta: jax.Array
+    tol: jax.Array
+    solution: Solution
+
+
+@partial(jax.jit, static_argnames=("tol", "unknown", "capacity", "block", "x_block"))
+def solve(
+    problem: Problem,
+    given: jax.Array,
+    *,
+    tol: float,
+    unknown: str,
+    capacity: int,
+    block: int,
+    x_block: int,
+) -> Solution:
+    """Epsilon for ``given`` = log delta (``unknown`` = "epsilon"), or log delta for ``given`` = epsilon ("delta").
+
+    Args:
+      problem: the composition.
+      given: shape (lanes,).
+      tol: relative tolerance on delta.
+      unknown: "epsilon" or "delta".
+      capacity: the most nodes that any lane may use, a power of two.
+      block, x_block: how many contour nodes, and how many inner nodes, are evaluated at once.
+
+    Returns:
+      Certified lower and upper ends and the estimate. A lane that needs more nodes than ``capacity``, or whose terms
+      cancel too far, has the bound that it reached, and says so.
+    """
+    for_epsilon = unknown == "epsilon"
+    lanes = given.shape[0]
+    none = given * jnp.nan
+    unit = float(jnp.finfo(given.dtype).epsneg)
+
+    def evaluate(plan: Plan, rough: jax.Array) -> Solution:
+        tilt = fix_tilt(problem, plan, capacity)
+        on = line(problem, plan, tilt, capacity, block, x_block)
+        eps = solve_epsilon(plan, tilt, on) if for_epsilon else plan.epsilon
+        at = jax.tree.map(lambda a: a[:, 0], sums(plan, tilt, on, eps[:, None]))
+        c = certify(problem, plan, tilt, on, eps, at)
+        over = c.truncation + c.inner + c.rounding
+        under = over + c.alias_up + c.alias_down
+        good = at.estimate > 0
+        safe = jnp.where(good, at.estimate, 1.0)
+        wide = jnp.where(good, jnp.maximum(over, under / 3) / safe, jnp.inf)
+        limited = (c.rounding >= 0.2 * under) & (under < 4 * c.rounding)
+        r, k = tilt.chernoff
+        if for_epsilon:
+            lower, upper = _epsilon_ends(plan, tilt, on, eps, at.slope, over, under)
+            estimate = jnp.where(good, eps, jnp.nan)
+            bound = (k + xlogx(r) - given) / r * (1 + 8 * unit) + 8 * unit * jnp.abs(given) / r
+            last = 0.0
+        else:
+            upper = jnp.log(jnp.maximum(jnp.minimum(at.estimate, at.total), 0.0) + over) + plan.log_delta
+            lower = jnp.log(jnp.maximum(at.estimate - under, 0.0)) + plan.log_delta
+            estimate = jnp.where(good, jnp.log(safe) + plan.log_delta, jnp.nan)
+            bound = k + xlogx(r) - r * given + 8 * unit * (jnp.abs(k) + jnp.abs(r * given) + 1)
+            last = 8 * unit * (jnp.abs(plan.log_delta) + 1)  # rounding of the logarithms of this function itself
+        return Solution(
+            lower=lower - last,
+            estimate=estimate,
+            upper=jnp.minimum(jnp.where(jnp.isnan(upper), jnp.inf, upper) + last, jnp.where(r > 0, bound, jnp.inf)),
+            converged=(wide <= tol) & jnp.isfinite(upper) & ~rough,
+            cancelled=limited & ~rough,
+            nodes=jnp.minimum(plan.nodes, capacity),
+            plan=plan,
+            certificate=c,
+        )
+
+    def again(state: _State) -> _State:
+        plan = climb(problem, choose(problem, state.epsilon, state.log_delta, state.tol), capacity)
+        # Where many nodes are needed the saddle-point guess is off by orders of magnitude: a rough pass first.
+        first = state.passes == 0
+        rough = first & (plan.nodes > MANY) & (capacity > MANY)
+        plan = plan._replace(nodes=jnp.where(rough, 0.0, plan.nodes))
+        new, old = evaluate(plan, rough), state.solution
+        full = new.plan.nodes > capacity
+        moved = jnp.abs(new.estimate - old.estimate) * (plan.s if for_epsilon else 1.0)
+        settled = new.converged | new.cancelled | (moved < 0.1) | (full & ((capacity <= MANY) | ~first))
+        settled = settled & ~rough
+        narrower = (new.upper - new.lower) <= (old.upper - old.lower)
+        keep_old = ~narrower & jnp.isfinite(old.estimate)
+        new = new._replace(
+            upper=jnp.where(new.upper < old.upper, new.upper, old.upper),
+            lower=jnp.where(new.lower > old.lower, new.lower, old.lower),
+            estimate=jnp.where(keep_old, old.estimate, new.estimate),
+        )
+        keep = state.done | rough
+        choice = lambda a, b: jnp.where(keep.reshape((lanes,) + (1,) * (a.ndim - 1)), b, a)
+        new = jax.tree.map(choice, new, old)
+        guess = jnp.where(jnp.isfinite(new.estimate), new.estimate, plan.epsilon if for_epsilon else plan.log_delta)
+        eps, log_d = (guess, given) if for_epsilon else (given, guess)
+        return _State(
+            state.passes + 1,
+            state.done | settled,
+            jnp.where(rough, state.epsilon, eps),
+            jnp.where(rough, state.log_delta, log_d),
+            jnp.where(rough, jnp.maximum(tol, _ROUGH), tol),
+            new,
+        )
+
+    eps0, log0 = (none, given) if for_epsilon else (given, none)
+    shapes = jax.eval_shape(lambda: evaluate(choose(problem, eps0, log0, none * 0 + tol), given > 0))
+    blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+    blank = blank._replace(lower=given * 0 - jnp.inf, upper=given * 0 + jnp.inf, estimate=none)
+    start = _State(jnp.int32(0), given != given, eps0, log0, given * 0 + tol, blank)
+    found = lax.while_loop(lambda s: (s.passes < _PASSES) & ~jnp.all(s.done), again, start).solution
+    return _limits(problem, given, found, for_epsilon)
+
+
+def _limits(problem: Problem, given: jax.Array, found: Solution, for_epsilon: bool) -> Solution:
+    """Applies the bounds that always hold: the probability of being sampled at all, the largest loss."""
+    touched, largest = log_touched(problem), largest_loss(problem)
+    if for_epsilon:
+        upper = jnp.minimum(jnp.maximum(found.upper, 0.0), largest)
+        upper = jnp.where(touched <= given, 0.0, upper)
+        lower = jnp.clip(found.lower, 0.0, upper)
+    else:
+        upper = jnp.minimum(jnp.minimum(found.upper, 0.0), touched)
+        upper = jnp.where(given >= largest, -jnp.inf, upper)
+        lower = jnp.minimum(found.lower, upper)
+    estimate = jnp.clip(jnp.where(jnp.isnan(found.estimate), upper, found.estimate), lower, upper)
+    return found._replace(lower=lower, estimate=estimate, upper=upper)

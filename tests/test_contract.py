@@ -1,0 +1,74 @@
+"""What holds for every query however it is called: flag off and on, eager, jitted, differentiated, batched, scanned."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax import dpsgd
+
+EXACT = 1.82823666651658  # epsilon at noise 1, from the tables
+SLOPE = -3.82261026
+CURVATURE = 16.8707723
+
+
+def epsilon(sigma):
+    return dpjax.epsilon(dpsgd(sigma, 0.01, 1000), delta=1e-5)
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_every_way_of_calling(x64):
+    tol = 1e-9 if x64 else 1e-6
+    with jax.enable_x64(x64):
+        assert isinstance(epsilon(1.0), np.float64) and epsilon(1.0) == pytest.approx(EXACT, rel=1e-10)
+        for call, expected in (
+            (jax.jit(epsilon), EXACT),
+            (jax.grad(epsilon), SLOPE),
+            (jax.jit(jax.grad(epsilon)), SLOPE),
+            (jax.hessian(epsilon), CURVATURE),
+        ):
+            assert float(call(1.0)) == pytest.approx(expected, rel=max(tol, 1e-7))
+        assert float(jax.jit(epsilon)(1.0)) >= EXACT * (1 - 1e-15)  # rounded towards safety
+        np.testing.assert_allclose(jax.vmap(epsilon)(jnp.asarray([1.0, 1.0])), EXACT, rtol=tol)
+        slope = jax.grad(lambda s: jax.lax.scan(lambda c, x: (c + epsilon(x * s), None), 0.0, jnp.ones(2))[0])
+        assert float(slope(1.0)) == pytest.approx(2 * SLOPE, rel=max(tol, 1e-7))
+        assert np.isnan(jax.jit(epsilon)(-1.0)) and np.isnan(jax.grad(epsilon)(-1.0))
+
+
+def test_values_do_not_recompile():
+    from dpjax import contour
+
+    epsilon(1.0)
+    before = contour.solve._cache_size()
+    for sigma in (1.1, 1.2, np.float64(1.3), 2):
+        epsilon(sigma)
+    assert contour.solve._cache_size() == before
+
+
+def test_shapes_broadcast():
+    run = dpsgd(np.ones((3, 1)), np.full(2, 0.01), 100)
+    assert dpjax.delta(run, 1.0).shape == (3, 2)
+    with pytest.raises(ValueError, match="broadcast"):
+        dpjax.delta(run, np.ones(5))
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: dpsgd(-1.0, 0.01, 10), "noise_multiplier = -1.0"),
+        (lambda: dpsgd(1.0, 1.5, 10), "sampling_probability = 1.5"),
+        (lambda: dpsgd(1.0, [0.1, -0.5], 10), r"sampling_probability\[1\] = -0.5"),
+        (lambda: dpsgd(1.0, 0.01, float("nan")), "count = nan"),
+        (lambda: dpjax.epsilon(dpsgd(1.0, 0.01, 10), delta=2.0), "delta = 2.0"),
+        (lambda: dpjax.epsilon(jax.tree.map(lambda x: -x, dpsgd(1.0, 0.01, 10)), delta=0.1), "count = -10.0"),
+    ],
+)
+def test_bad_numbers_are_named(make, name):
+    with pytest.raises(ValueError, match=name):
+        make()
+
+
+def test_third_derivatives_are_refused():
+    with jax.enable_x64(True), pytest.raises(NotImplementedError, match="third"):
+        jax.grad(jax.grad(jax.grad(epsilon)))(1.0)
