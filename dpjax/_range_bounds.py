@@ -1,4 +1,4 @@
-"""Kernels: bounds on the adaptive composition of bounded-range mechanisms that need no recursion."""
+"""Kernels: bounds on the adaptive composition of bounded-range mechanisms that need no recursion. Each returns its bound twice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _kl_lane(log_delta, eps, count):
 def kl_kernel(static, log_delta, eps, count):
     """Corollary 3.1."""
     del static
-    return jax.vmap(_kl_lane)(log_delta, eps, count), ()
+    return (jax.vmap(_kl_lane)(log_delta, eps, count),) * 2
 
 
 def _mgf_lane(sharp, log_delta, eps, count):
@@ -57,7 +57,7 @@ def _mgf_lane(sharp, log_delta, eps, count):
 
 def mgf_kernel(sharp, log_delta, eps, count):
     """Theorem 5, with the plain or the sharp conversion."""
-    return jax.vmap(functools.partial(_mgf_lane, sharp))(log_delta, eps, count), ()
+    return (jax.vmap(functools.partial(_mgf_lane, sharp))(log_delta, eps, count),) * 2
 
 
 def _dr19_lane(log_delta, eps, count):
@@ -74,4 +74,4 @@ def _dr19_lane(log_delta, eps, count):
 def dr19_kernel(static, log_delta, eps, count):
     """Durfee and Rogers 2019."""
     del static
-    return jax.vmap(_dr19_lane)(log_delta, eps, count), ()
+    return (jax.vmap(_dr19_lane)(log_delta, eps, count),) * 2

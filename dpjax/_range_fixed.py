@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 ULP = 2.0**-53
@@ -38,7 +37,12 @@ def terms_for(pairs: int) -> int:
 
 def _stirling_rest(n):
     """log(n!) minus Stirling's formula, n >= 0."""
-    table = jnp.asarray([0.0 if i == 0 else math.lgamma(i + 1) - (i + 0.5) * math.log(i) + i - 0.5 * math.log(2 * math.pi) for i in range(16)])
+    table = jnp.asarray(
+        [
+            0.0 if i == 0 else math.lgamma(i + 1) - (i + 0.5) * math.log(i) + i - 0.5 * math.log(2 * math.pi)
+            for i in range(16)
+        ]
+    )
     big = jnp.maximum(n, 16.0)
     z = 1 / (big * big)
     series = (1 / 12 - z * (1 / 360 - z * (1 / 1260 - z * (1 / 1680 - z * (1 / 1188 - z * 691 / 360360))))) / big
@@ -68,8 +72,11 @@ def log_binomial(i, k, up, down):
     inside = (i > 0) & (rest > 0)
     si, sr = jnp.where(inside, i, 1.0), jnp.where(inside, rest, 1.0)
     body = (
-        _stirling_rest(k) - _stirling_rest(si) - _stirling_rest(sr)
-        - _deviance(si, k * down) - _deviance(sr, k * up)
+        _stirling_rest(k)
+        - _stirling_rest(si)
+        - _stirling_rest(sr)
+        - _deviance(si, k * down)
+        - _deviance(sr, k * up)
         + 0.5 * jnp.log(jnp.where(inside, k, 1.0) / (2 * math.pi * si * sr))
     )
     log_up = jnp.where(up > 0.5, jnp.log1p(-jnp.minimum(down, 0.5)), jnp.log(up))
@@ -107,7 +114,9 @@ def _slope(setting: Binomial, x, eps, t, k, last):
     masses = jnp.where(used, log_binomial(jnp.where(used, i, 0.0), k, up, down), -jnp.inf)
     masses = jnp.exp(masses - jnp.max(jnp.where(used, masses, -1e300)))
     total = jnp.sum(masses * -jnp.expm1(-jnp.where(used, gap, 1.0)))
-    return jnp.where(total > 0, jnp.sum(masses * jnp.exp(-jnp.where(used, gap, 1.0))) / jnp.where(total > 0, total, 1.0), 0.0)
+    return jnp.where(
+        total > 0, jnp.sum(masses * jnp.exp(-jnp.where(used, gap, 1.0))) / jnp.where(total > 0, total, 1.0), 0.0
+    )
 
 
 def _top(setting, k, down, last):
@@ -151,24 +160,13 @@ def _best(setting: Binomial, x, eps, k, first):
 
 
 def _rounding(setting, x, eps, t, k, last, log_value):
-    """Error of a computed log delta: its terms are nonnegative; a binomial mass is off by the rounding of its deviance,
-    which for an outcome that counts is at most about 40 - log_value; a threshold is off by a few ULP of k eps."""
+    """Error of a computed log delta.
+
+    Its terms are nonnegative; a binomial mass is off by the rounding of its deviance, which for an outcome that counts is at most about 40 - log_value; a threshold is off by a few ULP of k eps.
+    """
     depth = 40.0 + jnp.maximum(-jnp.where(jnp.isfinite(log_value), log_value, 0.0), 0.0)
     moved = 4 * (jnp.abs(x) + k * eps) * _slope(setting, x, eps, t, k, last)
     return lax.stop_gradient(ULP * (64 + 8 * depth + 8 * jnp.sqrt(k * depth) + 2 * setting.terms + moved))
-
-
-def _finish(setting, x, log_value, rounding):
-    """(upper, (lower, estimate)) of delta or its log, for either sign of x, from log delta(|x|)."""
-    def one(log_value):
-        shift = jnp.minimum(x, 0.0)
-        swapped = -jnp.expm1(shift) + jnp.exp(shift + log_value)
-        if setting.log:
-            return jnp.where(x < 0, jnp.log(jnp.where(x < 0, swapped, 1.0)), log_value)
-        return jnp.where(x < 0, swapped, jnp.exp(log_value))
-
-    up = 1.0 if setting.log else 1 + 8 * ULP
-    return jnp.minimum(one(log_value + rounding) * up, 0.0 if setting.log else 1.0), (one(log_value - rounding) / up, one(log_value))
 
 
 def log_optimum(setting: Binomial, x, eps, k, first):
@@ -182,13 +180,29 @@ def log_optimum(setting: Binomial, x, eps, k, first):
     return jnp.where(some, log_value, -jnp.inf), rounding
 
 
+def signed(log: bool, x, log_value):
+    """delta(x), or its logarithm, from log delta(|x|): delta(-e) = 1 - e^-e + e^-e delta(e), as swapping a worst pair gives one."""
+    shift = jnp.minimum(x, 0.0)
+    swapped = -jnp.expm1(shift) + jnp.exp(shift + log_value)
+    if log:
+        return jnp.where(x < 0, jnp.log(jnp.where(x < 0, swapped, 1.0)), log_value)
+    return jnp.where(x < 0, swapped, jnp.exp(log_value))
+
+
+def answer(log: bool, x, lower, estimate, upper):
+    """(lower, estimate, upper) from their logarithms at |x|, with the rounding of this last step."""
+    room, most = (0.0, 0.0) if log else (8 * ULP, 1.0)
+    low, mid, high = (signed(log, x, v) for v in (lower, estimate, upper))
+    return low * (1 - room), mid, jnp.minimum(high * (1 + room), most)
+
+
 def _optimum_lane(setting, x, eps, k, first):
-    log_value, rounding = log_optimum(setting, jnp.where(x < 0, -x, x), eps, k, first)
-    return _finish(setting, x, log_value, rounding)
+    value, rounding = log_optimum(setting, jnp.where(x < 0, -x, x), eps, k, first)
+    return answer(setting.log, x, value - rounding, value, value + rounding)
 
 
 def optimum_kernel(setting: Binomial, x, eps, count, first):
-    """The non-adaptive optimum over the l in first .. first + tries - 1: upper end, and (lower end, estimate)."""
+    """(lower, estimate, upper) of the non-adaptive optimum over the l in first .. first + tries - 1."""
     return jax.vmap(functools.partial(_optimum_lane, setting))(x, eps, count, first)
 
 
@@ -204,15 +218,16 @@ def log_fixed(setting: Binomial, x, eps, t, k):
 
 
 def _fixed_lane(setting, x, eps, t, k):
-    log_value, rounding = log_fixed(setting, x, eps, t, k)
-    up = 1.0 if setting.log else 1 + 8 * ULP
-    shape = (lambda z: z) if setting.log else jnp.exp
-    upper = jnp.minimum(shape(log_value + rounding) * up, 0.0 if setting.log else 1.0)
-    return upper, (shape(log_value - rounding) / up, shape(log_value))
+    value, rounding = log_fixed(setting, x, eps, t, k)
+    return (
+        jnp.exp(value - rounding) * (1 - 8 * ULP),
+        jnp.exp(value),
+        jnp.minimum(jnp.exp(value + rounding) * (1 + 8 * ULP), 1.0),
+    )
 
 
 def fixed_kernel(setting: Binomial, x, eps, t, count):
-    """delta of count equal pairs RR_{eps,t}, any real x: upper end, and (lower end, estimate)."""
+    """(lower, estimate, upper) of delta of count equal pairs RR_{eps,t}, any real x."""
     return jax.vmap(functools.partial(_fixed_lane, setting))(x, eps, t, count)
 
 
@@ -240,8 +255,10 @@ def least_threshold(log_at, log_delta, high, sweeps: int = 80):
         a, fa = x, fx
         xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
         smooth = (phi * phi < xi) & ((1 - phi) ** 2 < 1 - xi)
-        safe = lambda z: jnp.where(smooth, z, 1.0)  # noqa: E731
-        guess = fa / safe(fb - fa) * fc / safe(fb - fc) + (c - a) / safe(b - a) * fa / safe(fc - fa) * fb / safe(fc - fb)
+        safe = lambda z: jnp.where(smooth, z, 1.0)
+        guess = fa / safe(fb - fa) * fc / safe(fb - fc) + (c - a) / safe(b - a) * fa / safe(fc - fa) * fb / safe(
+            fc - fb
+        )
         least = jnp.minimum(2 * ULP * jnp.abs(a) / jnp.maximum(jnp.abs(b - a), 1e-300), 0.5)
         return n + 1, a, b, c, fa, fb, fc, jnp.clip(jnp.where(smooth, guess, 0.5), least, 1 - least)
 
@@ -271,51 +288,45 @@ def safe_sides(log_and_rounding, log_delta, high):
     return enough, jnp.minimum(short, enough)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def optimum_epsilon(setting, log_delta, eps, k, first):
-    """(upper end, lower end) of the x >= 0 at which the non-adaptive optimum is exp(log_delta)."""
-    high = k * eps * (1 + 4 * ULP)
-    return safe_sides(lambda x: log_optimum(setting, x, eps, k, first), log_delta, high)
-
-
-@optimum_epsilon.defjvp
-def _optimum_epsilon_jvp(setting, primals, tangents):
-    high, low = optimum_epsilon(setting, *primals)
-    tangent = implicit(lambda x, eps: log_optimum(setting, x, eps, *primals[2:])[0], high, low, primals[1:2], tangents[0], tangents[1:2])
-    return (high, low), (tangent, jnp.zeros_like(low))
+    """(upper end, lower end) of the x >= 0 at which the non-adaptive optimum is exp(log_delta); constant under AD."""
+    log_delta, eps, k, first = lax.stop_gradient((log_delta, eps, k, first))
+    return safe_sides(lambda x: log_optimum(setting, x, eps, k, first), log_delta, k * eps * (1 + 4 * ULP))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _fixed_epsilon(setting, log_delta, eps, t, k):
-    high = k * t * (1 + 4 * ULP)
-    return safe_sides(lambda x: log_fixed(setting, x, eps, t, k), log_delta, high)
+def moving_root(log_at, at, log_delta, params):
+    """Zero, with the derivatives of the x near ``at`` that solves log_at(x, *params) = log_delta. No closures in log_at."""
+    del log_at, params
+    return jnp.zeros_like(at + log_delta)
 
 
-@_fixed_epsilon.defjvp
-def _fixed_epsilon_jvp(setting, primals, tangents):
-    high, low = _fixed_epsilon(setting, *primals)
-    tangent = implicit(lambda x, eps, t: log_fixed(setting, x, eps, t, primals[3])[0], high, low, primals[1:3], tangents[0], tangents[1:3])
-    return (high, low), (tangent, jnp.zeros_like(low))
+@moving_root.defjvp
+def _moving_root_jvp(log_at, primals, tangents):
+    at, log_delta, params = primals
+    # The point at which the rule is evaluated moves as the root does: this gives the second derivative.
+    live = lax.stop_gradient(jnp.where(at > 0, at, 1.0)) + moving_root(log_at, *primals)
+    _, by_x = jax.jvp(lambda x: log_at(x, *params), (live,), (jnp.ones_like(live),))
+    _, by_params = jax.jvp(lambda *p: log_at(live, *p), tuple(params), tuple(tangents[2]))
+    falls = (at > 0) & (by_x < 0)
+    tangent = jnp.where(falls, (tangents[1] - by_params) / jnp.where(falls, by_x, -1.0), 0.0)
+    return jnp.zeros_like(at + log_delta), tangent
 
 
-def implicit(log_at, high, low, params, d_log_delta, d_params):
-    """The derivative of the x with log_at(x, *params) = log_delta, at the estimate between low and high."""
-    at = (lax.stop_gradient(low) - lax.stop_gradient(high)) / 2 + high  # moves as the answer does
-    inside = high > 0
-    at = jnp.where(inside, at, 1.0)
-    _, by_x = jax.jvp(lambda x: log_at(x, *params), (at,), (jnp.ones_like(at),))
-    _, by_params = jax.jvp(lambda *p: log_at(at, *p), tuple(params), tuple(d_params))
-    inside &= by_x < 0
-    return jnp.where(inside, (d_log_delta - by_params) / jnp.where(inside, by_x, -1.0), 0.0)
+def _log_optimum_at(setting, x, eps, k, first):
+    return log_optimum(setting, x, eps, k, first)[0]
+
+
+def _optimum_epsilon_lane(setting, log_delta, eps, k, first):
+    high, low = optimum_epsilon(setting, log_delta, eps, k, first)
+    middle = (low + high) / 2
+    return (
+        low,
+        middle + moving_root(functools.partial(_log_optimum_at, setting), middle, log_delta, (eps, k, first)),
+        high,
+    )
 
 
 def optimum_epsilon_kernel(setting: Binomial, log_delta, eps, count, first):
-    """epsilon of the non-adaptive optimum: upper end, and (lower end, estimate)."""
-    high, low = jax.vmap(functools.partial(optimum_epsilon, setting))(log_delta, eps, count, first)
-    return high, (low, (low + high) / 2)
-
-
-def fixed_epsilon_kernel(setting: Binomial, log_delta, eps, t, count):
-    """epsilon of count equal pairs RR_{eps,t}: upper end, and (lower end, estimate)."""
-    high, low = jax.vmap(functools.partial(_fixed_epsilon, setting))(log_delta, eps, t, count)
-    return high, (low, (low + high) / 2)
+    """(lower, estimate, upper) of epsilon of the non-adaptive optimum."""
+    return jax.vmap(functools.partial(_optimum_epsilon_lane, setting))(log_delta, eps, count, first)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
+from dpjax import _precision, _validate
 
 
 class Bounds(NamedTuple):
@@ -44,6 +44,18 @@ def plain(name: str, x: Any) -> Any:
     if isinstance(x, list | tuple) and any(_validate.is_traced(leaf) for leaf in jax.tree.leaves(x)):
         return jnp.stack([jnp.asarray(plain(name, v), dtype=jnp.result_type(float)) for v in x])
     return _validate.number(name, x)
+
+
+def run(
+    kernel: Any,
+    static: Any,
+    *args: Any,
+    rounding: tuple[str, ...] = (_precision.DOWN, _precision.NEAREST, _precision.UP),
+) -> Any:
+    """``kernel(static, *args)`` in float64, on concrete or traced arguments."""
+    if any(_validate.is_traced(a) for a in args):
+        return _precision.traced(kernel, static, args, rounding)
+    return _precision.concrete(kernel, static, *args)
 
 
 def sequence_length(x: Any, name: str) -> int:
@@ -81,7 +93,9 @@ def check_mechanisms(epsilons: Any, count: Any, rtol: float = 0.01) -> None:
     """Raises ValueError unless the epsilons, the count and the tolerance are usable."""
     shape = _shape(plain("epsilons", epsilons))
     if shape and shape[-1] == 0:
-        raise ValueError("epsilons has no elements along its last axis, but at least one mechanism is needed; use count=0 for none.")
+        raise ValueError(
+            "epsilons has no elements along its last axis, but at least one mechanism is needed; use count=0 for none."
+        )
     _validate.in_range("epsilons", plain("epsilons", epsilons), 0.0, np.inf, high_open=True)
     if _validate.is_traced(count):
         raise ValueError("count is traced, but it must be concrete: it fixes the shape of the computation.")
@@ -125,7 +139,7 @@ class Lanes:
         repeated = xp.tile(one, (1, size.repeats))
         return repeated if size.repeats else xp.zeros((one.shape[0], 1))
 
-    def finish(self, value: Any, lower: Any, estimate: Any, method: str, *valid: Any) -> Bounds:
+    def finish(self, lower: Any, estimate: Any, upper: Any, method: str, *valid: Any) -> Bounds:
         """Bounds in the caller's shape; a scalar answer is a NumPy scalar or a traced scalar.
 
         Traced arguments outside their domain give NaN: ``valid`` are conditions on lanes, or on (lanes, mechanisms).
@@ -135,10 +149,10 @@ class Lanes:
             checks = [v if v.ndim == 1 else jnp.all(v, axis=1) for v in valid]
             ok = functools.reduce(jnp.logical_and, checks)
             # A product, so that every derivative is NaN too.
-            poison = jnp.where(ok, 1.0, jnp.nan).astype(value.dtype)
+            poison = jnp.where(ok, 1.0, jnp.nan).astype(upper.dtype)
 
         def back(x):
             x = (x * poison).reshape(self.shape) if self._traced else x.reshape(self.shape)
             return x[()] if isinstance(x, np.ndarray) else x
 
-        return Bounds(back(lower), back(estimate), back(value), method)
+        return Bounds(back(lower), back(estimate), back(upper), method)

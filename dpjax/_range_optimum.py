@@ -52,14 +52,45 @@ def _padding(x, eps, active, rho_span):
     """
     total = jnp.sum(jnp.where(active, eps, 0.0))
     total, largest = jnp.where(total > 0, total, 1.0), jnp.where(total > 0, jnp.max(eps), 1.0)
-    return ULP * jnp.sum(jnp.where(active, 64.0 + 16.0 * rho_span, 0.0)) + 16 * ULP * (1.0 + rho_span * (jnp.abs(x) + total) / largest)
+    return ULP * jnp.sum(jnp.where(active, 64.0 + 16.0 * rho_span, 0.0)) + 16 * ULP * (
+        1.0 + rho_span * (jnp.abs(x) + total) / largest
+    )
 
 
 def _log_path(grid: Grid, x, eps, count):
-    """log h(x) from below for x >= 0, differentiable."""
     eps, active = _layout(grid, eps, count)
     _, logs, _, at = recursion.log_lower(grid, x, eps, active)
-    return logs[at]
+    path = logs[at]
+    if grid.equal:
+        # The non-adaptive optimum is an adversary too; close to k eps the grid's points are too far apart to see it.
+        simple, _ = fixed.log_optimum(_pairs(grid), x, eps[0], count, jnp.zeros_like(count))
+        path = jnp.where(jnp.isfinite(path), path, simple)
+    return jnp.where(jnp.isfinite(path), path, 0.0)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _partials(grid: Grid, x, eps, count):
+    return jax.grad(functools.partial(_log_path, grid), argnums=(0, 1))(x, eps, count)
+
+
+@_partials.defjvp
+def _partials_jvp(grid, primals, tangents):
+    raise NotImplementedError(
+        "The adaptive optimum has first derivatives only: they hold the adversary found fixed, which is right to first order."
+    )
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _moving(grid: Grid, x, eps, count):
+    """Zero, with the derivative of log h(x) in x and eps."""
+    del grid, eps, count
+    return jnp.zeros_like(x)
+
+
+@_moving.defjvp
+def _moving_jvp(grid, primals, tangents):
+    by_x, by_eps = _partials(grid, *primals)
+    return _moving(grid, *primals), by_x * tangents[0] + jnp.sum(by_eps * tangents[1])
 
 
 class _Bracket(NamedTuple):
@@ -69,62 +100,59 @@ class _Bracket(NamedTuple):
     upper: jax.Array  # log, certified
     lower: jax.Array  # log, certified
     slopes: jax.Array  # -d log h / dx of the lower end
-    path: jax.Array  # the lower end before rounding is taken off it: differentiable in x and eps
     at: int
 
 
 def _bracket(grid: Grid, x, eps, count) -> _Bracket:
+    x, eps, count = lax.stop_gradient((x, eps, count))
     eps, active = _layout(grid, eps, count)
     eps = jnp.where(active, eps, 0.0)
     xs, upper, at = recursion.log_upper(grid, x, eps, active)
-    _, path, slopes, _ = recursion.log_lower(grid, x, eps, active)
-    x, eps, xs, slopes = lax.stop_gradient((x, eps, xs, slopes))
+    _, lower, slopes, _ = recursion.log_lower(grid, x, eps, active)
     rho = recursion.saddle(x, eps, active.astype(eps.dtype))
     pad = _padding(x, eps, active, rho * jnp.max(eps))
     # No loss exceeds the sum of the epsilons, up to its rounding.
     room = jnp.sum(eps) * (1 + 4 * ULP * grid.steps) - xs
     bound = jnp.where(room > 0, jnp.log(-jnp.expm1(-jnp.maximum(room, 1e-300))), -jnp.inf)
     upper = jnp.minimum(upper + pad, bound)
-    return _Bracket(xs, upper, jnp.minimum(lax.stop_gradient(path) - pad, upper), slopes, path, at)
+    return _Bracket(xs, upper, jnp.minimum(lower - pad, upper), slopes, at)
 
 
 def _pairs(grid: Grid) -> fixed.Binomial:
     return fixed.Binomial(grid.steps, fixed.terms_for(grid.steps), grid.steps)
 
 
+def _middle(lower, upper):
+    """The logarithm of the mean of two ends, constant under AD."""
+    lower, upper = lax.stop_gradient((lower, upper))
+    return jnp.where(
+        jnp.isfinite(upper),
+        upper + jnp.log1p(jnp.exp(jnp.where(jnp.isfinite(upper), lower - upper, 0.0))) - math.log(2.0),
+        upper,
+    )
+
+
 def _delta_lane(setting: Setting, x, eps, count):
     grid = setting.grid
     size = jnp.where(x < 0, -x, x)
     found = _bracket(grid, size, eps, count)
-    upper, lower, path = found.upper[found.at], found.lower[found.at], found.path[found.at]
+    upper, lower = found.upper[found.at], found.lower[found.at]
     if grid.equal:
-        # The non-adaptive optimum is an adversary too; close to k eps the grid's points are too far apart to see it.
-        simple, rounding = fixed.log_optimum(_pairs(grid), size, eps, count, jnp.zeros_like(count))
-        lower = jnp.maximum(lower, jnp.minimum(lax.stop_gradient(simple - rounding), upper))
-        path = jnp.where(jnp.isfinite(path), path, simple)
-    path = jnp.where(jnp.isfinite(path), path, 0.0)
-    moving = path - lax.stop_gradient(path)
-
-    def finish(log_value):
-        # delta(-e) = 1 - e^-e + e^-e delta(e): the family of worst pairs is closed under swapping.
-        shift = jnp.minimum(x, 0.0)
-        swapped = -jnp.expm1(shift) + jnp.exp(shift + log_value)
-        if setting.log:
-            return jnp.where(x < 0, jnp.log(jnp.where(x < 0, swapped, 1.0)), log_value)
-        return jnp.where(x < 0, swapped, jnp.exp(log_value))
-
-    upper, lower = finish(upper + moving), finish(lower)
-    up = 1.0 if setting.log else 1 + 8 * ULP
-    return jnp.minimum(upper * up, 0.0 if setting.log else 1.0), (lower / up, (lax.stop_gradient(upper) + lower) / 2)
+        simple, rounding = fixed.log_optimum(
+            _pairs(grid), *lax.stop_gradient((size, eps, count)), jnp.zeros_like(count)
+        )
+        lower = jnp.maximum(lower, jnp.minimum(simple - rounding, upper))
+    return fixed.answer(setting.log, x, lower, _middle(lower, upper) + _moving(grid, size, eps, count), upper)
 
 
 def delta_kernel(setting: Setting, x, eps, count):
-    """Upper end of delta (or log delta), and (lower end, estimate). x (lanes,), eps (lanes,) or (lanes, steps)."""
+    """(lower, estimate, upper) of delta or log delta. x (lanes,), eps (lanes,) or (lanes, steps), count (lanes,)."""
     return jax.vmap(functools.partial(_delta_lane, setting))(x, eps, count)
 
 
 def markov_epsilon(log_delta, eps, weights, sharp: bool, sweeps: int = 60):
     """inf over lam of (sum w log_mgf(eps, lam) + c(lam) - log_delta) / lam, and the lam; c = 0 unless sharp."""
+
     def slope_sign(lam):
         rise = jnp.sum(weights * (lam * recursion.log_mgf_prime(eps, lam) - recursion.log_mgf(eps, lam)))
         extra = jnp.log1p(lam) if sharp else 0.0  # lam c' - c = log(1 + lam)
@@ -171,30 +199,29 @@ def _epsilon_bracket(setting: Setting, log_delta, eps, count):
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _moving_epsilon(grid: Grid, at, log_delta, eps, count):
+    """Zero, with the derivative of the x at which log h(x) is log_delta."""
+    del grid, eps, count
+    return jnp.zeros_like(at + log_delta)
+
+
+@_moving_epsilon.defjvp
+def _moving_epsilon_jvp(grid, primals, tangents):
+    at, _, eps, count = primals
+    by_x, by_eps = _partials(grid, at, eps, count)
+    falls = (at > 0) & (by_x < 0)
+    tangent = (tangents[1] - jnp.sum(by_eps * tangents[2])) / jnp.where(falls, by_x, -1.0)
+    return _moving_epsilon(grid, *primals), jnp.where(falls, tangent, 0.0)
+
+
 def _epsilon_lane(setting: Setting, log_delta, eps, count):
-    low, high = _epsilon_bracket(setting, log_delta, eps, count)
-    return high, low
-
-
-@_epsilon_lane.defjvp
-def _epsilon_lane_jvp(setting, primals, tangents):
-    log_delta, eps, count = primals
-    high, low = _epsilon_lane(setting, log_delta, eps, count)
-
-    def log_at(x, eps):
-        path = _log_path(setting.grid, x, eps, count)
-        if setting.grid.equal:
-            simple, _ = fixed.log_optimum(_pairs(setting.grid), x, eps, count, jnp.zeros_like(count))
-            path = jnp.where(jnp.isfinite(path), path, simple)
-        return path
-
-    return (high, low), (fixed.implicit(log_at, high, low, (eps,), tangents[0], (tangents[1],)), jnp.zeros_like(low))
+    low, high = _epsilon_bracket(setting, *lax.stop_gradient((log_delta, eps, count)))
+    return low, (low + high) / 2 + _moving_epsilon(setting.grid, (low + high) / 2, log_delta, eps, count), high
 
 
 def epsilon_kernel(setting: Setting, log_delta, eps, count):
-    """Upper end of epsilon, and (lower end, estimate)."""
-    high, low = jax.vmap(functools.partial(_epsilon_lane, setting))(log_delta, eps, count)
-    return high, (low, (low + lax.stop_gradient(high)) / 2)
+    """(lower, estimate, upper) of epsilon."""
+    return jax.vmap(functools.partial(_epsilon_lane, setting))(log_delta, eps, count)
 
 
 def _best_fixed(setting: walk.Walk, x, eps):
@@ -239,34 +266,41 @@ class Fixed(NamedTuple):
 
 
 def _fixed_delta_lane(setting: Fixed, x, eps, count):
-    upper, _ = _delta_lane(setting.adaptive, x, eps, count)
     size = jnp.where(x < 0, -x, x)
-    t = _best_fixed(setting.walk, size, eps[::-1])
-    _, low, _ = walk.log_delta(setting.walk, lax.stop_gradient(size), lax.stop_gradient(eps[::-1]), t)
-    shift = lax.stop_gradient(jnp.minimum(x, 0.0))
-    lower = -jnp.expm1(shift) + jnp.exp(shift + low)
-    if setting.adaptive.log:
-        lower = jnp.log(lower)
-    lower = jnp.minimum(lower, lax.stop_gradient(upper))
-    return upper, (lower, (lax.stop_gradient(upper) + lower) / 2)
+    held_x, held_eps = lax.stop_gradient((size, eps))
+    found = _bracket(setting.adaptive.grid, size, eps, count)
+    upper = found.upper[found.at]
+    t = _best_fixed(setting.walk, held_x, held_eps[::-1])
+    _, lower, _ = walk.log_delta(setting.walk, held_x, held_eps[::-1], t)
+    lower = jnp.minimum(lower, upper)
+    _, _, path = walk.log_delta(setting.walk, size, eps[::-1], t)
+    path = jnp.where(jnp.isfinite(path), path, 0.0)
+    return fixed.answer(setting.adaptive.log, x, lower, _middle(lower, upper) + path - lax.stop_gradient(path), upper)
 
 
 def fixed_delta_kernel(setting: Fixed, x, eps, count):
-    """Different mechanisms fixed beforehand: the adaptive upper end, and (best t found, half-way)."""
+    """Different mechanisms fixed beforehand: (best t found, half-way, adaptive upper end)."""
     return jax.vmap(functools.partial(_fixed_delta_lane, setting))(x, eps, count)
 
 
+def _log_walk(setting: walk.Walk, x, eps, t):
+    return walk.log_delta(setting, x, eps[::-1], t)[2]
+
+
 def _fixed_epsilon_lane(setting: Fixed, log_delta, eps, count):
-    high, _ = _epsilon_lane(setting.adaptive, log_delta, eps, count)
-    at, list_eps, target = lax.stop_gradient((high, eps[::-1], log_delta))
-    t = _best_fixed(setting.walk, at, list_eps)
-    _, low = walk.least_epsilon(setting.walk, target, list_eps, t)
-    low = jnp.where(jnp.isneginf(target), 0.0, jnp.minimum(low, at))
-    return high, (low, (at + low) / 2)
+    held_log, held_eps = lax.stop_gradient((log_delta, eps))
+    _, high = _epsilon_bracket(setting.adaptive, held_log, held_eps, count)
+    t = _best_fixed(setting.walk, high, held_eps[::-1])
+    _, low = walk.least_epsilon(setting.walk, held_log, held_eps[::-1], t)
+    low = jnp.where(jnp.isneginf(held_log) | (held_log >= 0), high, jnp.clip(low, 0.0, high))
+    middle = (low + high) / 2
+    at = jnp.where(high > 0, low, 0.0)
+    moving = fixed.moving_root(functools.partial(_log_walk, setting.walk), at, log_delta, (eps, t))
+    return low, middle + moving, high
 
 
 def fixed_epsilon_kernel(setting: Fixed, log_delta, eps, count):
-    """Different mechanisms fixed beforehand: the adaptive upper end, and (from the best t found, half-way)."""
+    """Different mechanisms fixed beforehand: (from the best t found, half-way, adaptive upper end)."""
     return jax.vmap(functools.partial(_fixed_epsilon_lane, setting))(log_delta, eps, count)
 
 
@@ -274,10 +308,13 @@ def _walk_lane(setting: walk.Walk, x, eps, t):
     upper, lower, value = walk.log_delta(setting, x, eps[::-1], t[::-1])
     value = jnp.where(jnp.isfinite(value), value, 0.0)
     moving = value - lax.stop_gradient(value)
-    upper, lower = jnp.exp(upper + moving), jnp.exp(lower)
-    return jnp.minimum(upper * (1 + 8 * ULP), 1.0), (lower / (1 + 8 * ULP), (lax.stop_gradient(upper) + lower) / 2)
+    return (
+        jnp.exp(lower) * (1 - 8 * ULP),
+        jnp.exp(_middle(lower, upper) + moving),
+        jnp.minimum(jnp.exp(upper) * (1 + 8 * ULP), 1.0),
+    )
 
 
 def walk_kernel(setting: walk.Walk, x, eps, t):
-    """Different pairs with given t: upper end of delta, and (lower end, estimate)."""
+    """Different pairs with given t: (lower, estimate, upper) of delta."""
     return jax.vmap(functools.partial(_walk_lane, setting))(x, eps, t)

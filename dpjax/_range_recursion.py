@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 UNROLL = 8
@@ -56,7 +55,10 @@ def log_sinhc(y):
     small = y < 0.5
     ys = jnp.where(small, y, 0.0)
     z = ys * ys
-    series = z * (1 / 24 + z * (-1 / 2880 + z * (1 / 181440 + z * (-1 / 9676800 + z * (1 / 479001600 - z * 691 / 15692092416000)))))
+    series = z * (
+        1 / 24
+        + z * (-1 / 2880 + z * (1 / 181440 + z * (-1 / 9676800 + z * (1 / 479001600 - z * 691 / 15692092416000))))
+    )
     yl = jnp.where(small, 1.0, y)
     return jnp.where(small, series, yl / 2 + jnp.log1p(-jnp.exp(-yl)) - jnp.log(yl))
 
@@ -66,7 +68,9 @@ def log_sinhc_prime(y):
     small = y < 0.5
     ys = jnp.where(small, y, 0.0)
     z = ys * ys
-    series = ys * (1 / 12 + z * (-1 / 720 + z * (1 / 30240 + z * (-1 / 1209600 + z * (1 / 47900160 - z * 691 / 1307674368000)))))
+    series = ys * (
+        1 / 12 + z * (-1 / 720 + z * (1 / 30240 + z * (-1 / 1209600 + z * (1 / 47900160 - z * 691 / 1307674368000))))
+    )
     yl = jnp.where(small, 1.0, y)
     return jnp.where(small, series, 0.5 / jnp.tanh(yl / 2) - 1 / yl)
 
@@ -126,7 +130,9 @@ def first_step(x, eps):
     scale = -jnp.expm1(-safe)
     below = (x < -eps) | ((x < 0) & (eps <= 0))
     xb = jnp.where(below, x, -1.0)
-    log_value = jnp.where(inside, 2 * jnp.log(half) - jnp.log(scale), jnp.where(below, jnp.log(-jnp.expm1(xb)), -jnp.inf))
+    log_value = jnp.where(
+        inside, 2 * jnp.log(half) - jnp.log(scale), jnp.where(below, jnp.log(-jnp.expm1(xb)), -jnp.inf)
+    )
     slope = jnp.where(inside, jnp.exp((xi - safe) / 2) * half / scale, jnp.where(below, jnp.exp(xb), 0.0))
     return log_value, slope
 
@@ -233,7 +239,9 @@ def log_upper(grid: Grid, x, eps, active):
             high = jnp.clip(jnp.expm1(jnp.minimum(to_t, e - left_t)) / width, 0.0, 1.0)
             used = jnp.where((jnp.maximum(from_t, -left_t) <= jnp.minimum(to_t, e - left_t)), weight, 0.0)
 
-            def block(b, best, args=(ratio, right2, drop2, right1 - right2, drop1 - drop2, low, high, used, bent, bend_by)):
+            def block(
+                b, best, args=(ratio, right2, drop2, right1 - right2, drop1 - drop2, low, high, used, bent, bend_by)
+            ):
                 ratio, right2, drop2, gap, gap_drop, low, high, used, bent, bend_by = args
                 for r in range(UNROLL):
                     c = b * UNROLL + r
@@ -272,7 +280,9 @@ def log_upper(grid: Grid, x, eps, active):
 def _untilt(grid, p, value):
     n = window(grid)
     xs = p.offset[-1] + (p.start[-1] + jnp.arange(n)) * p.h
-    return xs, jnp.log(value) - p.rho * xs + jnp.sum(p.kappa), n // 2
+    positive = value > 0
+    logs = jnp.where(positive, jnp.log(jnp.where(positive, value, 1.0)), -jnp.inf)
+    return xs, logs - p.rho * xs + jnp.sum(p.kappa), n // 2
 
 
 def log_lower(grid: Grid, x, eps, active):

@@ -8,14 +8,12 @@ For a few pairs the sum over all outcomes is exact.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from dpjax import _range_fixed as fixed
@@ -113,7 +111,9 @@ def bracket(grid: Grid, x, eps, t):
 
         def outside(i):
             x_out = edge_x + i * h
-            return jnp.exp(jnp.minimum(jnp.min(height - tilts * x_out[:, None], axis=-1), 0.0) + rho * x_out - used_now + 1e-9)
+            return jnp.exp(
+                jnp.minimum(jnp.min(height - tilts * x_out[:, None], axis=-1), 0.0) + rho * x_out - used_now + 1e-9
+            )
 
         after = jnp.arange(1, reach)
         above = jnp.minimum(upper[-1] * jnp.exp(rho * h * after), outside(n - 1 + after))
@@ -182,7 +182,9 @@ def _log_enumerated(x, eps, t):
     up, down = fixed.pair(eps, t)
     back = jnp.asarray(list(itertools.product((0.0, 1.0), repeat=eps.shape[0])))
     losses = jnp.sum(jnp.where(on, t - back * eps, 0.0), axis=1)
-    masses = jnp.sum(jnp.where(on, jnp.where(back > 0, jnp.log(down), jnp.log(up)), -back * jnp.inf * (1.0 - on)), axis=1)
+    masses = jnp.sum(
+        jnp.where(on, jnp.where(back > 0, jnp.log(down), jnp.log(up)), -back * jnp.inf * (1.0 - on)), axis=1
+    )
     masses = jnp.where(jnp.isnan(masses), -jnp.inf, masses)
     gap = losses - x
     used = lax.stop_gradient((gap > 0) & jnp.isfinite(masses))
@@ -193,7 +195,12 @@ def _log_enumerated(x, eps, t):
     total = jnp.sum(jnp.where(used, jnp.exp(jnp.where(used, terms, 0.0) - peak), 0.0))
     slope = jnp.sum(jnp.where(used, jnp.exp(masses - jnp.where(used, gap, 1.0) - peak), 0.0))
     safe = jnp.where(total > 0, total, 1.0)
-    pad = ULP * (64 + 16 * eps.shape[0] - 4 * jnp.where(total > 0, peak, 0.0) + 4 * (jnp.abs(x) + jnp.sum(jnp.where(on, eps, 0.0))) * slope / safe)
+    pad = ULP * (
+        64
+        + 16 * eps.shape[0]
+        - 4 * jnp.where(total > 0, peak, 0.0)
+        + 4 * (jnp.abs(x) + jnp.sum(jnp.where(on, eps, 0.0))) * slope / safe
+    )
     return jnp.where(total > 0, peak + jnp.log(safe), -jnp.inf), lax.stop_gradient(pad)
 
 

@@ -18,7 +18,6 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dpjax import _range_bounds as closed
-from dpjax import _range_call as crossing
 from dpjax import _range_fixed as fixed
 from dpjax import _range_inputs as inputs
 from dpjax import _range_optimum as optimum
@@ -171,7 +170,9 @@ class ExponentialParameters(NamedTuple):
     rho: Any
 
 
-def exponential_mechanism(quality_range: ArrayLike, scale: ArrayLike, *, sensitivity: ArrayLike | None = None) -> ExponentialParameters:
+def exponential_mechanism(
+    quality_range: ArrayLike, scale: ArrayLike, *, sensitivity: ArrayLike | None = None
+) -> ExponentialParameters:
     """The parameters of the mechanism that outputs y with probability proportional to exp(scale * u(x, y)).
 
     With the range known, ``scale = epsilon / quality_range`` makes it epsilon-BR and epsilon-DP. The usual calibration
@@ -223,7 +224,9 @@ def _settings(size, rtol, adaptive, cells, log):
 
 
 def _query(query, query_name, epsilons, count, adaptive, rtol, cells, *, inverse=False, log=False):
-    if cells is not None and (_validate.is_traced(cells) or isinstance(cells, bool) or int(cells) != cells or cells < 2):
+    if cells is not None and (
+        _validate.is_traced(cells) or isinstance(cells, bool) or int(cells) != cells or cells < 2
+    ):
         raise ValueError(f"cells = {cells!r}, but it must be a concrete whole number >= 2.")
     size = inputs.mechanisms(epsilons, count)
     lanes = inputs.Lanes(query, query_name, epsilons, count, size)
@@ -232,16 +235,28 @@ def _query(query, query_name, epsilons, count, adaptive, rtol, cells, *, inverse
     if binomial:
         args.append(np.zeros(lanes.counts.shape))
     if inverse:
-        kernel = fixed.optimum_epsilon_kernel if binomial else optimum.epsilon_kernel if adaptive else optimum.fixed_epsilon_kernel
+        kernel = (
+            fixed.optimum_epsilon_kernel
+            if binomial
+            else optimum.epsilon_kernel
+            if adaptive
+            else optimum.fixed_epsilon_kernel
+        )
     else:
         kernel = fixed.optimum_kernel if binomial else optimum.delta_kernel if adaptive else optimum.fixed_delta_kernel
-    value, (lower, estimate) = crossing.call(kernel, setting, *args, towards=(1, (-1, 0)))
+    found = inputs.run(kernel, setting, *args)
     known = lanes.query <= 0 if inverse else ~jnp.isnan(lanes.query)
-    return lanes.finish(value, lower, estimate, method, known, (lanes.epsilons >= 0) & (lanes.epsilons < jnp.inf))
+    return lanes.finish(*found, method, known, (lanes.epsilons >= 0) & (lanes.epsilons < jnp.inf))
 
 
 def delta_bounds(
-    epsilon_global: ArrayLike, epsilons: Any, *, count: Any = 1, adaptive: bool = True, rtol: float = 0.01, cells: int | None = None
+    epsilon_global: ArrayLike,
+    epsilons: Any,
+    *,
+    count: Any = 1,
+    adaptive: bool = True,
+    rtol: float = 0.01,
+    cells: int | None = None,
 ) -> Bounds:
     """Both ends of :func:`delta`, which has the arguments.
 
@@ -254,7 +269,15 @@ def delta_bounds(
     return _query(epsilon_global, "epsilon_global", epsilons, count, adaptive, rtol, cells)
 
 
-def delta(epsilon_global: ArrayLike, epsilons: Any, *, count: Any = 1, adaptive: bool = True, rtol: float = 0.01, cells: int | None = None) -> Any:
+def delta(
+    epsilon_global: ArrayLike,
+    epsilons: Any,
+    *,
+    count: Any = 1,
+    adaptive: bool = True,
+    rtol: float = 0.01,
+    cells: int | None = None,
+) -> Any:
     """The least delta for which the composition of bounded-range mechanisms is (epsilon_global, delta)-DP.
 
     Args:
@@ -288,7 +311,13 @@ def delta(epsilon_global: ArrayLike, epsilons: Any, *, count: Any = 1, adaptive:
 
 
 def log_delta_bounds(
-    epsilon_global: ArrayLike, epsilons: Any, *, count: Any = 1, adaptive: bool = True, rtol: float = 0.01, cells: int | None = None
+    epsilon_global: ArrayLike,
+    epsilons: Any,
+    *,
+    count: Any = 1,
+    adaptive: bool = True,
+    rtol: float = 0.01,
+    cells: int | None = None,
 ) -> Bounds:
     """Both ends of :func:`log_delta`, which has the arguments of :func:`delta`."""
     _check("epsilon_global", epsilon_global, epsilons, count, rtol, False)
@@ -296,7 +325,13 @@ def log_delta_bounds(
 
 
 def log_delta(
-    epsilon_global: ArrayLike, epsilons: Any, *, count: Any = 1, adaptive: bool = True, rtol: float = 0.01, cells: int | None = None
+    epsilon_global: ArrayLike,
+    epsilons: Any,
+    *,
+    count: Any = 1,
+    adaptive: bool = True,
+    rtol: float = 0.01,
+    cells: int | None = None,
 ) -> Any:
     """The logarithm of :func:`delta`, finite where delta underflows.
 
@@ -369,7 +404,9 @@ def epsilon(
       >>> print(f"{epsilon(1e-6, 0.1, count=100):.2f} {epsilon(1e-6, 0.1, count=100, adaptive=False):.4f}")
       2.25 2.2460
     """
-    return epsilon_bounds(delta, epsilons, log_delta=log_delta, count=count, adaptive=adaptive, rtol=rtol, cells=cells).upper
+    return epsilon_bounds(
+        delta, epsilons, log_delta=log_delta, count=count, adaptive=adaptive, rtol=rtol, cells=cells
+    ).upper
 
 
 class AdaptivityCost(NamedTuple):
@@ -386,7 +423,9 @@ class AdaptivityCost(NamedTuple):
     fixed: Bounds
 
 
-def adaptivity_cost(epsilon_global: ArrayLike, epsilons: Any, *, count: Any = 1, rtol: float = 0.01, cells: int | None = None) -> AdaptivityCost:
+def adaptivity_cost(
+    epsilon_global: ArrayLike, epsilons: Any, *, count: Any = 1, rtol: float = 0.01, cells: int | None = None
+) -> AdaptivityCost:
     """The cost of adaptivity in delta, bracketed.
 
     It is zero for epsilon_global >= (k - 1 - 1/k) epsilon, where one lost step can no longer be made up for, and positive
@@ -416,7 +455,9 @@ def adaptivity_cost(epsilon_global: ArrayLike, epsilons: Any, *, count: Any = 1,
     return AdaptivityCost(gap * (gap > 0), moving.upper - held.lower, moving, held)
 
 
-def fixed_delta_bounds(epsilon_global: ArrayLike, epsilons: Any, t: Any, *, count: Any = 1, rtol: float = 1e-4) -> Bounds:
+def fixed_delta_bounds(
+    epsilon_global: ArrayLike, epsilons: Any, t: Any, *, count: Any = 1, rtol: float = 1e-4
+) -> Bounds:
     """Both ends of :func:`fixed_delta`, which has the arguments."""
     _check("epsilon_global", epsilon_global, epsilons, count, rtol, False)
     t = inputs.plain("t", t)
@@ -437,9 +478,9 @@ def fixed_delta_bounds(epsilon_global: ArrayLike, epsilons: Any, t: Any, *, coun
         setting = walk.Walk(Grid(size.steps, walk.cells_for(size.steps, rtol), False))
         args = (lanes.query, lanes.epsilons, lanes.extra)
         kernel = optimum.walk_kernel
-    value, (lower, estimate) = crossing.call(kernel, setting, *args, towards=(1, (-1, 0)))
+    found = inputs.run(kernel, setting, *args)
     usable = (lanes.epsilons >= 0) & (lanes.epsilons < jnp.inf), (lanes.extra >= 0) & (lanes.extra <= lanes.epsilons)
-    return lanes.finish(value, lower, estimate, "binomial sum" if size.equal else "walk", ~jnp.isnan(lanes.query), *usable)
+    return lanes.finish(*found, "binomial sum" if size.equal else "walk", ~jnp.isnan(lanes.query), *usable)
 
 
 def fixed_delta(epsilon_global: ArrayLike, epsilons: Any, t: Any, *, count: Any = 1, rtol: float = 1e-4) -> Any:
@@ -493,7 +534,14 @@ def privacy_profile(epsilons: Any, points: ArrayLike, *, count: Any = 1, rtol: f
 
 
 def delta_with(
-    epsilon_global: ArrayLike, epsilons: Any, losses: ArrayLike, probabilities: ArrayLike, *, t: Any = None, count: Any = 1, rtol: float = 0.01
+    epsilon_global: ArrayLike,
+    epsilons: Any,
+    losses: ArrayLike,
+    probabilities: ArrayLike,
+    *,
+    t: Any = None,
+    count: Any = 1,
+    rtol: float = 0.01,
 ) -> Any:
     """Bounded-range mechanisms composed with another mechanism that has finitely many privacy losses.
 
@@ -523,7 +571,9 @@ def delta_with(
     _validate.in_range("losses", losses)
     _validate.in_range("probabilities", probabilities, 0.0, 1.0)
     if np.ndim(losses) != 1 or np.shape(losses) != np.shape(probabilities):
-        raise ValueError(f"probabilities has shape {np.shape(probabilities)}, but losses and probabilities must be one axis of equal length; losses has {np.shape(losses)}.")
+        raise ValueError(
+            f"probabilities has shape {np.shape(probabilities)}, but losses and probabilities must be one axis of equal length; losses has {np.shape(losses)}."
+        )
     if not _validate.is_traced(probabilities) and float(np.sum(probabilities)) > 1 + 1e-12 * len(probabilities):
         raise ValueError(f"probabilities sum to {float(np.sum(probabilities))!r}, but they must sum to at most 1.")
     traced = any(_validate.is_traced(a) for a in (epsilon_global, losses, probabilities, *jax.tree.leaves(epsilons)))
@@ -539,7 +589,9 @@ def delta_with(
     return xp.minimum(total * (1 + 1e-15 * len(probabilities)), 1.0)
 
 
-def smaller_delta(epsilon_global: ArrayLike, range_epsilons: Any, dp_epsilons: Any, *, count: Any = 1, rtol: float = 0.01) -> Any:
+def smaller_delta(
+    epsilon_global: ArrayLike, range_epsilons: Any, dp_epsilons: Any, *, count: Any = 1, rtol: float = 0.01
+) -> Any:
     """The smaller of two valid answers for mechanisms that are both range_epsilon-BR and dp_epsilon-DP.
 
     Every eps-BR mechanism is eps-DP, and every eps-DP mechanism is 2 eps-BR. For Laplace noise or randomised response,
@@ -576,11 +628,15 @@ def _closed_form(kernel, static, delta, epsilons, count, log_delta):
     lanes = inputs.Lanes(query, "log_delta", epsilons, count, size)
     eps = lanes.epsilons[:, None] if size.equal else lanes.epsilons
     counts = lanes.counts if size.equal else np.ones(lanes.counts.shape)
-    value, _ = crossing.call(kernel, static, lanes.query, eps, counts)
-    return lanes.finish(value, value, value, "", lanes.query <= 0, (lanes.epsilons >= 0) & (lanes.epsilons < jnp.inf)).upper
+    upper, _ = inputs.run(kernel, static, lanes.query, eps, counts, rounding=("up", "up"))
+    return lanes.finish(
+        upper, upper, upper, "", lanes.query <= 0, (lanes.epsilons >= 0) & (lanes.epsilons < jnp.inf)
+    ).upper
 
 
-def kl_bound(delta: ArrayLike | None = None, epsilons: Any = None, *, log_delta: ArrayLike | None = None, count: Any = 1) -> Any:
+def kl_bound(
+    delta: ArrayLike | None = None, epsilons: Any = None, *, log_delta: ArrayLike | None = None, count: Any = 1
+) -> Any:
     """An epsilon for adaptive composition from the largest mean loss and Hoeffding's inequality.
 
     sum_i [x_i - 1 - log x_i] + sqrt(log(1/delta) sum_i eps_i^2 / 2), x_i = eps_i / (e^eps_i - 1).
@@ -606,7 +662,12 @@ def kl_bound(delta: ArrayLike | None = None, epsilons: Any = None, *, log_delta:
 
 
 def mgf_bound(
-    delta: ArrayLike | None = None, epsilons: Any = None, *, log_delta: ArrayLike | None = None, count: Any = 1, sharp: bool = True
+    delta: ArrayLike | None = None,
+    epsilons: Any = None,
+    *,
+    log_delta: ArrayLike | None = None,
+    count: Any = 1,
+    sharp: bool = True,
 ) -> Any:
     """An epsilon for adaptive composition from the largest moment generating functions.
 
@@ -635,7 +696,9 @@ def mgf_bound(
     return _closed_form(closed.mgf_kernel, bool(sharp), delta, epsilons, count, log_delta)
 
 
-def dr19_bound(delta: ArrayLike | None = None, epsilons: Any = None, *, log_delta: ArrayLike | None = None, count: Any = 1) -> Any:
+def dr19_bound(
+    delta: ArrayLike | None = None, epsilons: Any = None, *, log_delta: ArrayLike | None = None, count: Any = 1
+) -> Any:
     """The bound of Durfee & Rogers (2019): the least of basic, advanced, and bounded-range composition.
 
     min of sum eps, sum eps tanh(eps/2) + sqrt(2 log(1/delta) sum eps^2), sum eps^2 / 2 + sqrt(log(1/delta) sum eps^2 / 2).

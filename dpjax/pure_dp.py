@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from dpjax import _range_call as crossing
 from dpjax import _range_fixed as fixed
 from dpjax import _range_inputs as inputs
 from dpjax import _range_recursion as recursion
@@ -44,6 +42,14 @@ def _log_parts(setting, x, eps, count):
     return walk.log_delta(setting.walk, x, 2 * eps[::-1], eps[::-1])
 
 
+def _log_value(setting, x, eps, count):
+    return _log_parts(setting, x, eps, count)[2]
+
+
+def _steps(setting):
+    return setting.binomial.pairs if isinstance(setting, _Equal) else setting.walk.grid.steps
+
+
 def _log_kept(setting, delta, count):
     """log of the probability that nothing fails."""
     if isinstance(setting, _Equal):
@@ -60,12 +66,10 @@ def _delta_lane(setting, x, eps, delta, count):
     moving = value - lax.stop_gradient(value)
 
     def total(log_value):
-        return -jnp.expm1(kept) + jnp.exp(kept + log_value + moving)
+        return -jnp.expm1(kept) + jnp.exp(kept + log_value)
 
-    steps = setting.binomial.pairs if isinstance(setting, _Equal) else setting.walk.grid.steps
-    up = 1 + ULP * (16 + 2 * steps)
-    upper, lower = total(upper), total(lower)
-    return jnp.minimum(upper * up, 1.0), (lower / up, (upper + lower) / 2)
+    up = 1 + ULP * (16 + 2 * _steps(setting))
+    return total(lower) / up, total((lower + upper) / 2 + moving), jnp.minimum(total(upper) * up, 1.0)
 
 
 def _delta_kernel(setting, x, eps, delta, count):
@@ -76,8 +80,7 @@ def _remaining(setting, target, delta, count):
     """log of what the losses may use of ``target``, rounded down and up; -inf when the failures use it all."""
     kept = _log_kept(setting, delta, count)
     failed = -jnp.expm1(kept)
-    steps = setting.binomial.pairs if isinstance(setting, _Equal) else setting.walk.grid.steps
-    slack = ULP * (4 * target + (4 + 2 * steps) * failed)
+    slack = ULP * (4 * target + (4 + 2 * _steps(setting)) * failed)
     rest = jnp.stack([target - failed - slack, target - failed, target - failed + slack])
     return jnp.where(rest > 0, jnp.log(jnp.where(rest > 0, rest, 1.0)) - kept, -jnp.inf), failed
 
@@ -86,8 +89,7 @@ def _most(setting, eps, count):
     return count * eps if isinstance(setting, _Equal) else jnp.sum(eps)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _epsilon_lane(setting, target, eps, delta, count):
+def _epsilon_ends(setting, target, eps, delta, count):
     (safe, _, tight), failed = _remaining(setting, target, delta, count)
     if isinstance(setting, _Equal):
         some = (count >= 1) & (eps > 0)
@@ -95,43 +97,36 @@ def _epsilon_lane(setting, target, eps, delta, count):
 
         def ends(log_delta):
             high = size * number * (1 + 4 * ULP)
-            return fixed.safe_sides(lambda x: fixed.log_fixed(setting.binomial, x, 2 * size, size, number), log_delta, high)
+            return fixed.safe_sides(
+                lambda x: fixed.log_fixed(setting.binomial, x, 2 * size, size, number), log_delta, high
+            )
 
         high, low = ends(safe)[0], ends(tight)[1]
         high, low = jnp.where(some, high, 0.0), jnp.where(some, low, 0.0)
     else:
         high = walk.least_epsilon(setting.walk, safe, 2 * eps[::-1], eps[::-1])[0]
         low = walk.least_epsilon(setting.walk, tight, 2 * eps[::-1], eps[::-1])[1]
-    steps = setting.binomial.pairs if isinstance(setting, _Equal) else setting.walk.grid.steps
-    most = _most(setting, eps, count) * (1 + 4 * ULP * steps)
+    most = _most(setting, eps, count) * (1 + 4 * ULP * _steps(setting))
     spent = jnp.isneginf(safe)
     # The failures alone reach the target: basic composition if they do not exceed it, else nothing is enough.
     limit = jnp.where(failed <= target, most, jnp.inf)
     high = jnp.where(spent, limit, jnp.minimum(high, most))
     low = jnp.where(spent, jnp.where(jnp.isneginf(tight), limit, jnp.minimum(low, most)), jnp.minimum(low, high))
-    return jnp.where(target >= 1, 0.0, high), jnp.where(target >= 1, 0.0, low)
+    return jnp.where(target >= 1, 0.0, low), jnp.where(target >= 1, 0.0, high)
 
 
-@_epsilon_lane.defjvp
-def _epsilon_lane_jvp(setting, primals, tangents):
-    target, eps, delta, count = primals
-    high, low = _epsilon_lane(setting, *primals)
-
-    def log_rest(target, delta):
-        return _remaining(setting, target, delta, count)[0][1]
-
-    _, d_rest = jax.jvp(log_rest, (target, delta), (tangents[0], tangents[2]))
-    usable = jnp.isfinite(high) & jnp.isfinite(low)
-    tangent = fixed.implicit(
-        lambda x, eps: _log_parts(setting, x, eps, count)[2],
-        jnp.where(usable, high, 0.0), jnp.where(usable, low, 0.0), (eps,), d_rest, (tangents[1],),
-    )
-    return (high, low), (jnp.where(usable, tangent, 0.0), jnp.zeros_like(low))
+def _epsilon_lane(setting, target, eps, delta, count):
+    low, high = _epsilon_ends(setting, *lax.stop_gradient((target, eps, delta, count)))
+    usable = jnp.isfinite(high) & (high > 0)
+    middle = jnp.where(usable, (low + high) / 2, 0.0)
+    log_rest = _remaining(setting, target, delta, count)[0][1]
+    log_rest = jnp.where(jnp.isfinite(log_rest), log_rest, 0.0)
+    moving = fixed.moving_root(functools.partial(_log_value, setting), middle, log_rest, (eps, count))
+    return low, jnp.where(jnp.isfinite(high), (low + high) / 2, high) + jnp.where(usable, moving, 0.0), high
 
 
 def _epsilon_kernel(setting, target, eps, delta, count):
-    high, low = jax.vmap(functools.partial(_epsilon_lane, setting))(target, eps, delta, count)
-    return high, (low, jnp.where(jnp.isfinite(high), (low + high) / 2, high))
+    return jax.vmap(functools.partial(_epsilon_lane, setting))(target, eps, delta, count)
 
 
 def _run(kernel, query, query_name, epsilons, deltas, count, rtol):
@@ -145,14 +140,16 @@ def _run(kernel, query, query_name, epsilons, deltas, count, rtol):
         setting: Any = _Equal(fixed.Binomial(size.steps, fixed.terms_for(size.steps)))
     else:
         setting = _Different(walk.Walk(recursion.Grid(size.steps, walk.cells_for(size.steps, rtol), False)))
-    value, (lower, estimate) = crossing.call(kernel, setting, lanes.query, lanes.epsilons, lanes.extra, lanes.counts, towards=(1, (-1, 0)))
+    found = inputs.run(kernel, setting, lanes.query, lanes.epsilons, lanes.extra, lanes.counts)
     method = "binomial sum" if size.equal else "enumeration" if size.steps <= walk.EXACT else "walk"
     known = (lanes.query >= 0) & (lanes.query <= 1) if kernel is _epsilon_kernel else ~jnp.isnan(lanes.query)
     usable = (lanes.epsilons >= 0) & (lanes.epsilons < jnp.inf), (lanes.extra >= 0) & (lanes.extra <= 1)
-    return lanes.finish(value, lower, estimate, method, known, *usable)
+    return lanes.finish(*found, method, known, *usable)
 
 
-def optimal_delta_bounds(epsilon_global: ArrayLike, epsilons: Any, deltas: Any = 0.0, *, count: Any = 1, rtol: float = 1e-4) -> Bounds:
+def optimal_delta_bounds(
+    epsilon_global: ArrayLike, epsilons: Any, deltas: Any = 0.0, *, count: Any = 1, rtol: float = 1e-4
+) -> Bounds:
     """Both ends of :func:`optimal_delta`, which has the arguments."""
     inputs.check_real("epsilon_global", epsilon_global)
     inputs.check_mechanisms(epsilons, count, rtol)
@@ -160,7 +157,9 @@ def optimal_delta_bounds(epsilon_global: ArrayLike, epsilons: Any, deltas: Any =
     return _run(_delta_kernel, epsilon_global, "epsilon_global", epsilons, deltas, count, rtol)
 
 
-def optimal_delta(epsilon_global: ArrayLike, epsilons: Any, deltas: Any = 0.0, *, count: Any = 1, rtol: float = 1e-4) -> Any:
+def optimal_delta(
+    epsilon_global: ArrayLike, epsilons: Any, deltas: Any = 0.0, *, count: Any = 1, rtol: float = 1e-4
+) -> Any:
     """The least delta for which every adaptive composition of the mechanisms is (epsilon_global, delta)-DP.
 
     Args:
@@ -188,7 +187,9 @@ def optimal_delta(epsilon_global: ArrayLike, epsilons: Any, deltas: Any = 0.0, *
     return optimal_delta_bounds(epsilon_global, epsilons, deltas, count=count, rtol=rtol).upper
 
 
-def optimal_epsilon_bounds(delta: ArrayLike, epsilons: Any, deltas: Any = 0.0, *, count: Any = 1, rtol: float = 1e-4) -> Bounds:
+def optimal_epsilon_bounds(
+    delta: ArrayLike, epsilons: Any, deltas: Any = 0.0, *, count: Any = 1, rtol: float = 1e-4
+) -> Bounds:
     """Both ends of :func:`optimal_epsilon`, which has the arguments."""
     inputs.check_probability("delta", delta)
     inputs.check_mechanisms(epsilons, count, rtol)
@@ -214,6 +215,6 @@ def optimal_epsilon(delta: ArrayLike, epsilons: Any, deltas: Any = 0.0, *, count
 
     Example:
       >>> print(f"{optimal_epsilon(1e-6, 0.1, count=100):.9f}")
-      4.774567589
+      4.774567588
     """
     return optimal_epsilon_bounds(delta, epsilons, deltas, count=count, rtol=rtol).upper
