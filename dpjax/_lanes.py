@@ -16,7 +16,7 @@ from dpjax._plan import Problem
 from dpjax.pairs import SampledGaussianPair
 
 _CHUNK = 32  # lanes that run in one loop under tracing; more would wait for the slowest
-_BUCKETS = (2, 64)  # sizes that concrete batches are padded to, so that few programs are compiled
+_BUCKETS = (2, 16)  # sizes that concrete batches are padded to, so that few programs are compiled
 _SMALL, _LARGE = (64, 16, 64), (64, 128)  # (capacity, block, x_block) of the first try; blocks of the second
 _SMALL_ONE = (64, 64, 128)
 
@@ -128,7 +128,7 @@ def solve_concrete(settings: Settings, problem: Problem, given: np.ndarray) -> A
     """The contour engine on lanes of numbers (NumPy arrays, float64 enabled by the caller).
 
     Most lanes need few nodes: all are tried with 64, and those that say they need more are run again with up to
-    ``max_nodes``. Chunks of 64 lanes of similar difficulty run in two threads.
+    ``max_nodes``. Chunks of 16 lanes of similar difficulty run in two threads.
     """
     lanes = given.shape[0]
     answer = Answer(*(np.zeros(lanes, bool if i in (3, 4) else np.float64) for i in range(6)))

@@ -26,7 +26,7 @@ _GRID = 32
 _PRICE = 1.0  # a tenfold loss of precision must save nine tenths of the nodes
 _WIDE = np.exp(np.linspace(np.log(1e-4), np.log(1e12), _GRID))  # the first grid of tilts
 _AROUND = np.exp(np.linspace(np.log(1 / 30), np.log(3.0), _GRID))  # the second, relative to the tilt found on the first
-_SHIFTS = np.exp(np.linspace(np.log(3e-4), np.log(0.4), 14))  # contour shifts relative to pi sigma
+_SHIFTS = np.linspace(1.0, 0.0, 14)  # contour shifts, from the smallest to the largest on a log scale
 
 
 class Problem(NamedTuple):
@@ -95,7 +95,7 @@ def _moments(problem: Problem, u: jax.Array, nodes: cumulant.Nodes, log_n: jax.A
     wide = jax.tree.map(lambda a: a[:, :, None], pair)
     log_n = log_n[:, :, None, :]
     tilt = s[:, None, :, None]
-    excess = jnp.sum(cumulant.weighted_excess(wide, nodes, tilt, log_n), -1)
+    excess = jnp.sum(cumulant.weighted_excess(nodes, tilt, log_n), -1)
     log_w = log_n + nodes.log_p + tilt * nodes.loss
     top = jnp.max(log_w, -1, keepdims=True)
     w = jnp.exp(log_w - top)
@@ -230,7 +230,11 @@ def at_tilt(problem: Problem, plan: Plan, index: jax.Array) -> Plan:
     s, period, target = (pick(a, index) for a in (plan.s_grid, plan.period_grid, plan.target_grid))
     # wider than the weight itself: on the far side of the strip exp(i t L) grows to the right
     u, du = _u_nodes(problem, jnp.minimum(plan.log_delta, -200.0), 112)
-    y = jnp.minimum(PI * pair.sigma, 60.0)[..., None] * _SHIFTS
+    t = pick(plan.gauss_t, index)
+    # the best shift of a light loss is about t q / sigma
+    widest = 0.4 * jnp.minimum(PI * pair.sigma, 60.0)
+    least = jnp.clip(0.3 * t[:, None] * pair.q / pair.sigma / widest, 1e-8, 7.5e-4)
+    y = widest[..., None] * least[..., None] ** _SHIFTS
     modulus, angle = cumulant.shifted(pair, s, u[:, :, None, :], y[..., None])
     modulus = modulus + jnp.log(du)[..., None, None]
 
@@ -254,7 +258,6 @@ def at_tilt(problem: Problem, plan: Plan, index: jax.Array) -> Plan:
         i, _, low, high, found, _ = carry
         return (i < 30) & jnp.any(~(found & (high < 1.04 * low)))
 
-    t = pick(plan.gauss_t, index)
     start = (np.int32(0), t, t / 1.7, t + jnp.inf, t < 0, jnp.zeros_like(y))
     _, _, _, cutoff, found, upward = lax.while_loop(unsettled, search, start)
     cutoff = jnp.where(found, cutoff, t)

@@ -38,12 +38,13 @@ from dpjax._plan import (
     xlogx,
 )
 from dpjax._special import log1p, sincos
+from dpjax.pairs import SampledGaussianPair
 
 _PASSES = 6
 _ROUGH = 0.02
 _MAX_X = 16384  # x-nodes of one component; past it the inner error grows and the status says so
 # Rounding, in ulp: of a term, of its log modulus, of its phase. Measured against 80-bit sums: benchmarks/rounding.py.
-_PER_TERM, _PER_LOG, _PER_PHASE = 10.0, 3.0, 3.0
+_PER_TERM, _PER_LOG, _PER_PHASE, _PER_SIZE = 10.0, 3.0, 3.0, 4.0
 
 
 class Certificate(NamedTuple):
@@ -93,13 +94,19 @@ class Tilt(NamedTuple):
     step: jax.Array
     real: cumulant.RealCumulant
     k: jax.Array
-    k_size: jax.Array  # sum of |count K|
+    k_size: jax.Array  # sum of count times the size that K's rounding has in ulp
     mean: jax.Array
     log_inner: jax.Array  # log relative error of one step's exp K(s + it), t up to the cutoff
     log_cut: jax.Array  # log of a bound on |exp K(s + it)|, t >= cut; (lanes,)
     cut: jax.Array
     above: tuple[jax.Array, jax.Array]  # (r, upper bound of K(r)) for the aliases above
     chernoff: tuple[jax.Array, jax.Array]  # the same for Chernoff's bound
+
+
+def _counted(count: jax.Array, pair: SampledGaussianPair, each: jax.Array) -> jax.Array:
+    """The sum over components of count * each, which may be infinite where nothing is counted; (lanes,)."""
+    used = (count > 0) & (pair.q > 0)
+    return jnp.sum(jnp.where(used, count * jnp.where(used, each, 0.0), 0.0), 1)
 
 
 def _stack(*trees):
@@ -125,10 +132,9 @@ def fix_tilt(problem: Problem, plan: Plan, capacity: int) -> Tilt:
     first = lambda tree: jax.tree.map(lambda a: a[:lanes], tree)
     win, step, real = first(win3), step3[:lanes], first(real3)
     unit = float(jnp.finfo(plan.s.dtype).epsneg)
-    rise = jnp.log1p(jnp.exp(jnp.minimum(real3.log_error, 100.0)))
-    rise = rise + 64 * unit * jnp.minimum(jnp.abs(real3.value) + TINY, 1.0)
+    rise = real3.log_excess() + _PER_SIZE * unit * real3.size
     gauss3 = 0.5 * jnp.concatenate([problem.variance] * 3) * s3 * (1 + s3)
-    k_upper = (jnp.sum(jnp.concatenate([count] * 3) * (real3.value + rise), 1) + gauss3) * (1 + 1e-14)
+    k_upper = (_counted(jnp.concatenate([count] * 3), pair3, real3.value + rise) + gauss3) * (1 + 1e-14)
 
     cut = jnp.minimum(plan.nodes - 1, capacity - 1) * (2 * PI / plan.period)
     double = lambda tree: jax.tree.map(lambda a: jnp.concatenate([a, a]), tree)
@@ -140,18 +146,19 @@ def fix_tilt(problem: Problem, plan: Plan, capacity: int) -> Tilt:
     secant = cumulant.log_secant(pair, plan.s, plan.shift_up)
     own = cumulant.log_real_alias(pair, plan.s, step, plan.shift_up)
     own = jnp.logaddexp(own, win.log_tail - real.value + secant)
-    up = jnp.logaddexp(up, real.value + 0.5 * plan.shift_up**2 + own)
+    up = jnp.logaddexp(up, real.value + rise[:lanes] + 0.5 * plan.shift_up**2 + own)
     up = jnp.minimum(up, real.value + rise[:lanes])
     gauss = 0.5 * problem.variance * plan.s * (1 + plan.s)
-    log_cut = jnp.sum(jnp.where(pair.q > 0, count * up, 0.0), 1) + gauss - 0.5 * problem.variance * cut * cut
+    log_cut = _counted(count, pair, up) + gauss - 0.5 * problem.variance * cut * cut
 
     strip = 2 * PI * plan.shift_down / step
     down = down + np.log(2.0) - real.value - strip - jnp.log(-jnp.expm1(-strip))
     log_inner = jnp.logaddexp(jnp.logaddexp(down, real.log_error), -80.0)
+    log_inner = jnp.where(log_inner < -1.0, log_inner + rise[:lanes], 300.0)  # relative to the computed exp K
     return Tilt(
         win, step, real,
         gauss + jnp.sum(count * real.value, 1),
-        gauss + jnp.sum(count * jnp.abs(real.value), 1),
+        gauss + jnp.sum(count * real.size, 1),
         problem.variance * (plan.s + 0.5) + jnp.sum(count * real.mean, 1),
         jnp.where((count > 0) & (pair.q > 0), log_inner, -jnp.inf),
         log_cut, cut,
@@ -305,19 +312,18 @@ def certify(problem: Problem, plan: Plan, tilt: Tilt, on: Line, eps: jax.Array, 
     truncation = jnp.exp(jnp.minimum(jnp.where(tilt.cut > 0, log_cut, 600.0), 600.0))
 
     scale = jnp.exp(jnp.minimum(log_scale(plan, tilt, eps), 600.0))
-    relative = jnp.exp(jnp.minimum(tilt.real.log_error, 100.0))
-    real_error = jnp.sum(jnp.where(problem.pair.q > 0, problem.count * relative, 0.0), 1)
+    real_error = _counted(problem.count, problem.pair, tilt.real.log_excess())
     inner = scale * jnp.sum(jnp.exp(on.log_inner), 1) + jnp.abs(at.total) * jnp.expm1(jnp.minimum(real_error, 100.0))
 
     # The scale is common to all terms; each term has its own rounding in the kernel, the log modulus and the phase.
     unit = float(jnp.finfo(eps.dtype).epsneg)
     phase = jnp.sum(problem.count * tilt.real.spread, 1) + jnp.abs(tilt.mean - eps)
-    common = tilt.k_size + jnp.abs(plan.s * eps) + jnp.abs(plan.log_delta) + 8
+    common = _PER_SIZE * tilt.k_size + 8 * (jnp.abs(plan.s * eps) + jnp.abs(plan.log_delta) + 8)
     rounding = unit * (
         _PER_TERM * at.absolute
         + _PER_LOG * at.absolute_log
         + _PER_PHASE * at.absolute_t * phase
-        + 8 * common * jnp.abs(at.total)
+        + common * jnp.abs(at.total)
     )
     return Certificate(alias_up, alias_down, truncation, inner, rounding)
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax._special import LOG_2PI, expm1_minus, log1p, minus_log1p, sincos
+from dpjax._special import LOG_2PI, expm1_minus, log1p, sincos
 from dpjax.pairs import SampledGaussianPair
 
 PI = jnp.pi
@@ -26,12 +26,11 @@ _ENDS = np.asarray([1.0, 1.25, 1.6, 2.0, 3.0, 4.5])
 
 
 class Nodes(NamedTuple):
-    """A pair at nodes: x_0 = log dP/dN, the loss L, and of each part l = log(1 + v) and v."""
+    """A pair at nodes: log_p = log dP/dN, the loss L, and of each part l = log(1 + v)."""
 
     log_p: jax.Array
     loss: jax.Array
     part_l: tuple[jax.Array, ...]
-    part_v: tuple[jax.Array, ...]
 
 
 class Window(NamedTuple):
@@ -44,8 +43,8 @@ class Window(NamedTuple):
     centre: jax.Array
 
 
-def _log_ratio(u: jax.Array, inv: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(l, v): l = log(1 + v), v = q (exp(u / sigma - 1 / (2 sigma^2)) - 1), v capped at exp(500)."""
+def _log_ratio(u: jax.Array, inv: jax.Array, q: jax.Array) -> jax.Array:
+    """l = log(1 + v), v = q (exp(u / sigma - 1 / (2 sigma^2)) - 1)."""
     y = u * inv - 0.5 * inv * inv
     capped = jnp.minimum(y, _CAP)
     v = q * jnp.expm1(capped)
@@ -53,20 +52,19 @@ def _log_ratio(u: jax.Array, inv: jax.Array, q: jax.Array) -> tuple[jax.Array, j
     near = jnp.where(small, log1p(jnp.where(small, v, 0.0)), jnp.log((1 - q) + q * jnp.exp(capped) + 1e-300))
     far = y + jnp.log(q + (1 - q) * jnp.exp(-jnp.maximum(y, 0.0)) + 1e-300)
     l = jnp.where(y > _CAP, far, near)
-    return jnp.where(q >= 1, y, jnp.where(q <= 0, 0.0, l)), v
+    return jnp.where(q >= 1, y, jnp.where(q <= 0, 0.0, l))
 
 
 def at(pair: SampledGaussianPair, u: jax.Array) -> Nodes:
     """The pair at noise values ``u`` of shape (lanes, components, nodes)."""
     inv, q = (1 / pair.sigma)[..., None], pair.q[..., None]
     log_p = loss = jnp.zeros_like(u)
-    ls, vs = [], []
+    ls = []
     for j in range(pair.sign.shape[-1]):
-        l, v = _log_ratio(pair.sign[..., j, None] * u, inv, q)
+        l = _log_ratio(pair.sign[..., j, None] * u, inv, q)
         log_p, loss = log_p + pair.alpha[..., j, None] * l, loss + pair.beta[..., j, None] * l
         ls.append(l)
-        vs.append(v)
-    return Nodes(log_p, loss, tuple(ls), tuple(vs))
+    return Nodes(log_p, loss, tuple(ls))
 
 
 def coefficients(pair: SampledGaussianPair, s: jax.Array) -> jax.Array:
@@ -74,19 +72,19 @@ def coefficients(pair: SampledGaussianPair, s: jax.Array) -> jax.Array:
     return jnp.abs(pair.alpha + s[:, None, None] * pair.beta)
 
 
-def weighted_excess(pair: SampledGaussianPair, nodes: Nodes, s: jax.Array, log_n: jax.Array) -> jax.Array:
+def weighted_excess(nodes: Nodes, s: jax.Array, log_n: jax.Array) -> jax.Array:
     """exp(log_n) (exp(x) - 1 - sum c_j v_j) >= 0; with log_n = log N(u) its integral is exp K(s) - 1, as each v_j has mean 0.
 
-    It is nonnegative because a^(1+s) b^(-s) is jointly convex and lies above its tangent at (1, 1). Summing exp(x)
-    itself would leave K with an absolute error of an ulp, and a composition with k of them. ``s`` broadcasts against
-    the nodes.
+    Summing exp(x) itself would leave K with an absolute error of an ulp, and a composition with k of them. With
+    p = exp(log_p) the difference is p (e(s L) + s e(-L)), e(y) = exp(y) - 1 - y: two terms that do not cancel. ``s``
+    broadcasts against the nodes.
     """
-    x = nodes.log_p + s * nodes.loss
-    total = expm1_minus(jnp.minimum(x, 690.0))
-    for j, v in enumerate(nodes.part_v):
-        c = pair.alpha[..., j, None] + s * pair.beta[..., j, None]
-        total = total - c * minus_log1p(jnp.maximum(v, -1 + 1e-15))
-    return jnp.where(x > 690.0, jnp.exp(log_n + x), jnp.exp(log_n) * total)
+    log_weight, gain = log_n + nodes.log_p, s * nodes.loss
+
+    def term(y):
+        return jnp.where(y > 690.0, jnp.exp(log_weight + y), jnp.exp(log_weight) * expm1_minus(jnp.minimum(y, 690.0)))
+
+    return term(gain) + s * term(-nodes.loss)
 
 
 def _pull(pair: SampledGaussianPair, s: jax.Array, u_plus: jax.Array, u_minus: jax.Array) -> jax.Array:
@@ -96,7 +94,7 @@ def _pull(pair: SampledGaussianPair, s: jax.Array, u_plus: jax.Array, u_minus: j
     for j in range(pair.sign.shape[-1]):
         sign = pair.sign[..., j]
         u = sign * jnp.where(sign > 0, u_plus, u_minus)
-        l, _ = _log_ratio(u, inv, pair.q)
+        l = _log_ratio(u, inv, pair.q)
         rho = jnp.exp(jnp.log(pair.q + 1e-300) + u * inv - 0.5 * inv * inv - l)
         total = total + coefficients(pair, s)[..., j] * inv * jnp.clip(rho, 0.0, 1.0)
     return total
@@ -113,14 +111,21 @@ def window(pair: SampledGaussianPair, s: jax.Array) -> Window:
     inv = 1 / pair.sigma
     steepest = jnp.sum(coefficients(pair, s), -1) * inv
 
+    # Falling parts alone make the weight log-concave, and the map falling: its one fixed point is found by bisection.
+    concave = jnp.all(pair.sign < 0, -1)
+
     def shrink(_, ends):
         low, high = ends
+        middle = 0.5 * (low + high)
+        from_high = _pull(pair, s, high, jnp.where(concave, middle, low))
+        from_low = _pull(pair, s, low, jnp.where(concave, middle, high))
+        right = from_high > middle
         return (
-            jnp.maximum(low, _pull(pair, s, low, high) * (1 - 1e-14)),
-            jnp.minimum(high, _pull(pair, s, high, low) * (1 + 1e-14)),
+            jnp.where(concave, jnp.where(right, middle, low), jnp.maximum(low, from_low * (1 - 1e-14))),
+            jnp.where(concave, jnp.where(right, high, middle), jnp.minimum(high, from_high * (1 + 1e-14))),
         )
 
-    _, top = lax.fori_loop(np.int32(0), np.int32(16), shrink, (jnp.zeros_like(steepest), steepest))
+    _, top = lax.fori_loop(np.int32(0), np.int32(48), shrink, (jnp.zeros_like(steepest), steepest))
     rising = jnp.any(pair.sign > 0, -1)
     falling = jnp.any(pair.sign < 0, -1)
     low = -MARGIN - jnp.where(falling, inv, 0.0)
@@ -178,8 +183,9 @@ def real_step(pair: SampledGaussianPair, s: jax.Array) -> jax.Array:
 class RealCumulant(NamedTuple):
     """K at a real s; (lanes, components).
 
-    ``log_error`` is the log of a two-sided relative error of exp K, rounding apart; ``mean`` and ``spread`` are the loss's
-    mean and (a bound of) its mean absolute deviation under the tilted weight; ``log_norm`` is the log of the sum of exp(-u^2 / 2 + x(u)) over the nodes.
+    ``log_error`` is the log of a two-sided error relative to the exact exp K, rounding apart; ``size`` times a few ulp
+    bounds the rounding of ``value``; ``mean`` and ``spread`` are the loss's mean and (a bound of) its mean absolute
+    deviation under the tilted weight; ``log_norm`` is the log of the sum of exp(-u^2 / 2 + x(u)) over the nodes.
     """
 
     value: jax.Array
@@ -187,36 +193,61 @@ class RealCumulant(NamedTuple):
     mean: jax.Array
     spread: jax.Array
     log_norm: jax.Array
+    size: jax.Array
+
+    def log_excess(self) -> jax.Array:
+        """How far log exp K may lie above ``value``, rounding apart; infinite where ``log_error`` bounds nothing."""
+        error = jnp.exp(jnp.minimum(self.log_error, 0.0))
+        return jnp.where(self.log_error < 0, -jnp.log1p(-jnp.where(self.log_error < 0, error, 0.0)), jnp.inf)
 
 
 def real(pair: SampledGaussianPair, s: jax.Array, win: Window, step: jax.Array, block: int = 128) -> RealCumulant:
-    """K(s) from nodes win.low + j step, with |computed - exact| <= exp(K + log_error) for exp K."""
+    """K(s) from nodes win.low + j step, with |computed - exact| <= exp(K + log_error) for exp K, K the exact one.
+
+    Rounding: each term carries the ulps of its exponents; the largest error seen in 1800 random cases is 1.34 ulp of
+    ``size``.
+    """
     count = _count(win, step)
 
+    tilt = s[:, None, None]
+
     def body(carry):
-        b, g, z, m1, away = carry
+        b, g, z, m1, away, rough_g, rough_z = carry
         u, inside = grid(win, step, count, b, block)
         nodes = at(pair, u)
         log_n = -0.5 * u * u - 0.5 * LOG_2PI
-        log_w = log_n + nodes.log_p + s[:, None, None] * nodes.loss - win.height[..., None]
+        log_w = log_n + nodes.log_p + tilt * nodes.loss - win.height[..., None]
         w = jnp.where(inside, jnp.exp(log_w), 0.0)
-        g = g + jnp.sum(jnp.where(inside, weighted_excess(pair, nodes, s[:, None, None], log_n), 0.0), -1)
+        excess = jnp.where(inside, weighted_excess(nodes, tilt, log_n), 0.0)
         distance = nodes.loss - win.centre[..., None]
-        return b + 1, g, z + jnp.sum(w, -1), m1 + jnp.sum(w * distance, -1), away + jnp.sum(w * jnp.abs(distance), -1)
+        exponents = 4 + jnp.abs(log_n) + jnp.abs(nodes.log_p) + tilt * jnp.abs(nodes.loss)
+        return (
+            b + 1,
+            g + jnp.sum(excess, -1),
+            z + jnp.sum(w, -1),
+            m1 + jnp.sum(w * distance, -1),
+            away + jnp.sum(w * jnp.abs(distance), -1),
+            rough_g + jnp.sum(excess * (exponents + jnp.abs(nodes.loss)), -1),
+            rough_z + jnp.sum(w * exponents, -1),
+        )
 
     zero = jnp.zeros_like(pair.sigma)
-    _, g, z, m1, away = lax.while_loop(
-        lambda carry: carry[0] * block < jnp.max(count), body, (np.int32(0), zero, zero, zero, zero)
+    _, g, z, m1, away, rough_g, rough_z = lax.while_loop(
+        lambda carry: carry[0] * block < jnp.max(count), body, (np.int32(0), *(zero,) * 6)
     )
     mean = m1 / z
     plain = win.height + jnp.log(step * z)
-    value = jnp.where(plain > 5.0, plain, jnp.log1p(jnp.where(plain > 5.0, 0.0, step * g)))
+    large = plain > 5.0
+    excess = step * jnp.where(large, 0.0, g)
+    value = jnp.where(large, plain, jnp.log1p(excess))
+    size = jnp.where(large, rough_z / z, step * jnp.where(large, 0.0, rough_g) / (1 + excess))
     # the linear terms are entire: their own alias is 2 exp(-2 pi^2 / step^2) (1 + 2 q sum |c|)
     linear = jnp.log(2 * (1 + 2 * pair.q * jnp.sum(coefficients(pair, s), -1))) - 2 * PI**2 / step**2
     alias = jnp.logaddexp(log_real_alias(pair, s, step, jnp.zeros_like(step)), linear - value)
     log_norm = win.height + jnp.log(z) + 0.5 * LOG_2PI
     spread = away / z + jnp.abs(mean)  # at least the mean absolute deviation, at most twice the one about the centre
-    return RealCumulant(value, jnp.logaddexp(alias, win.log_tail - value), win.centre + mean, spread, log_norm)
+    error = jnp.logaddexp(alias, win.log_tail - value)
+    return RealCumulant(value, error, win.centre + mean, spread, log_norm, size)
 
 
 def _count(win: Window, step: jax.Array) -> jax.Array:
@@ -260,12 +291,16 @@ def log_envelope(
     other side of the real axis, which bounds the trapezoid error of the nodes up to |t|.
     """
     # For t < 0 the window must hold exp(|t| Im L) N exp(x) too. x rises at most like e u, e = sum |c| / sigma, and Im L is at
-    # most parts * y / sigma: beyond u = e + d the sum is below exp(grown + e^2 / 2 - d^2 / 2).
+    # most parts * y / sigma: beyond u = e + d the sum is below exp(grown + e^2 / 2 - d^2 / 2). Below 0, where a falling part's
+    # Im L is large, x is at most 0 if it falls, and small if it rises.
     steepest = jnp.sum(coefficients(pair, s), -1) / pair.sigma
     grown = jnp.where(t < 0, -t, 0.0)[:, None] * pair.sign.shape[-1] * y / pair.sigma
     d = jnp.sqrt(steepest**2 + 2 * (grown + 50.0 - win.height)) + 1.0
     last = jnp.where((t < 0)[:, None], jnp.maximum(win.high, steepest + d), win.high)
-    win = win._replace(high=last)
+    falls = jnp.any(pair.sign < 0, -1)
+    further = -(jnp.sqrt(2 * jnp.maximum(grown + 50.0 - win.height, 1.0)) + 1.0)
+    first = jnp.where((t < 0)[:, None] & falls, jnp.minimum(win.low, further), win.low)
+    win = win._replace(low=first, high=last)
     step = jnp.maximum(step, (win.high - win.low) / 65536.0)
     count = _count(win, step)
 

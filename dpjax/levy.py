@@ -13,7 +13,7 @@ and epsilon by bisection. Two quadratures of that integral:
   t_n = (n + 1/2) h the sum is exactly E[s(loss - eps)], s the square wave of half period Lam = 2 pi / h in place of the
   step: the computed delta is *below* that of the pair, by at most P(loss > eps + Lam) + exp(eps) Q(loss < eps - Lam).
   Discretised losses have a phi that never decays; a Gaussian mechanism of small mu is composed on top, so that the sum
-  can be cut off. That raises delta, by at most (1 + mu) mu^2 times the density of the smoothed loss at eps.
+  can be cut off. That raises delta, by at most about mu^2 times the density of the smoothed loss at eps.
 
 Both have an absolute floor, about 1e-15 (1 + exp(eps)) from rounding, more where steps are many: epsilon for a delta below
 1e-12 comes from the fall-backs (Chernoff's bound) and is loose. The contour engine has none of this; an independent second
@@ -22,7 +22,7 @@ answer is what this one is for. All functions take lanes, (lanes,) arrays of ind
 
 from __future__ import annotations
 
-from functools import partial
+import functools
 from typing import NamedTuple
 
 import jax
@@ -153,9 +153,18 @@ def loss_cdf(
     and its estimated error says so.
     """
     measure = _index(under)
-    fine, rounding = _tail(_line(problem, nodes, inner), x, measure)
-    rough, _ = _tail(_line(problem, int(nodes * _COARSER), int(inner * _COARSER)), x, measure)
-    return jnp.clip(1 - fine, 0.0, 1.0), jnp.minimum(jnp.abs(fine - rough) + rounding, 1.0)
+    fine, rough = _lines(problem, nodes, inner)
+    value, rounding = _tail(fine, x, measure)
+    return jnp.clip(1 - value, 0.0, 1.0), jnp.minimum(_difference(fine, rough, x, measure) + rounding, 1.0)
+
+
+def _difference(fine: _Line, rough: _Line, x: jax.Array, measure: int) -> jax.Array:
+    """The largest difference of the two sums at ``x`` and two points beside it: at one point alone it may be 0 by chance."""
+    middle = fine.phi.t[:, fine.phi.t.shape[1] // 2]
+    there = [x, x + 0.37 / middle, x - 0.59 / middle]
+    return functools.reduce(
+        jnp.maximum, (jnp.abs(_tail(fine, y, measure)[0] - _tail(rough, y, measure)[0]) for y in there)
+    )
 
 
 def _delta(line: _Line, epsilon: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -180,6 +189,19 @@ def delta(
       (value, estimated absolute error), (lanes,). The value is clipped to [0, 1 - F(eps)], which holds delta.
 
     Guarantee: none, the error is an estimate; ``bracket`` has bounds. Rounding leaves about 1e-15 (1 + exp(eps)).
+
+    Example:
+      >>> import numpy as np
+      >>> from dpjax._plan import Problem
+      >>> from dpjax.mechanisms import Adjacency, Gaussian, PoissonSampled
+      >>> from dpjax.pairs import dominating_pair
+      >>> with jax.enable_x64(True):
+      ...     step = PoissonSampled(np.full((1, 1), 0.01), Gaussian(np.full((1, 1), 2.0)))
+      ...     pair = dominating_pair(step, Adjacency.REMOVE)
+      ...     run = Problem(jnp.zeros(1), pair, jnp.full((1, 1), 1500.0))
+      ...     value, error = jax.jit(delta)(run, jnp.array([0.77]))
+      >>> print(f"{float(value[0]):.9e}", float(error[0]) < 1e-11)
+      1.030666411e-05 True
     """
     return _delta_estimate(*_lines(problem, nodes, inner), epsilon)
 
@@ -190,12 +212,13 @@ def _lines(problem: Problem, nodes: int, inner: int) -> tuple[_Line, _Line]:
 
 def _delta_estimate(fine: _Line, rough: _Line, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
     value, above, rounding = _delta(fine, epsilon)
-    other, above_rough, _ = _delta(rough, epsilon)
-    error = jnp.abs(value - other) + rounding
+    above_error = _difference(fine, rough, epsilon, 0)
+    scale = jnp.exp(jnp.minimum(epsilon, 700.0))
+    error = above_error + scale * _difference(fine, rough, -epsilon, 1) + rounding
     most = jnp.clip(above, 0.0, 1.0)
     clipped = jnp.clip(value, 0.0, most)
     # the truth lies in [0, 1 - F(eps)] too
-    room = jnp.maximum(most + jnp.abs(above - above_rough) + rounding - clipped, clipped)
+    room = jnp.maximum(most + above_error + rounding - clipped, clipped)
     return clipped, jnp.minimum(error, jnp.minimum(room, 1.0))
 
 
@@ -295,10 +318,12 @@ def _lower(wave: _Wave, epsilon: jax.Array) -> jax.Array:
     density = jnp.sum(size * (sincos(phase)[1] + jnp.minimum(phi.rounding, 2.0)), -1) * wave.step / PI
     last = phi.t[:, -1] + wave.step
     density = density + jnp.exp(wave.log_cut) * last
-    # gap of smoothing <= mu kappa N((eps - loss) / mu - mu / 2), kappa = 1 + (mu / 2) Phi(mu / 2) / N(mu / 2); aliases of
-    # the density lie beyond 0.9 Lam, where it is at most 0.4 / mu
+    # Smoothing raises (1 - exp(eps - loss))_+ by at most kappa mu N((eps - loss) / mu - mu / 2), where with Mills'
+    # ratio R, kappa >= 1 - d R(d) at d = -mu / 2. In the mean that is kappa mu^2 times the smoothed density at eps.
     kappa = 1 + 0.5 * mu * 2.5067 * jnp.exp(0.125 * wave.smooth)
-    aliased = jnp.minimum(0.4 * mu * (_wrapped(wave, epsilon) + 1e-20), 1.0)
+    # Aliases of the density count with alternating signs: 0.4 / mu beyond 0.9 Lam, a normal tail of 0.1 Lam before it.
+    edge = jnp.exp(-0.5 * ((1 - _ROOM) * 2 * PI / wave.step) ** 2 / (wave.smooth + 1e-300))
+    aliased = jnp.minimum(0.4 * mu * (_wrapped(wave, epsilon) + edge), 1.0)
     lower = value - error - kappa * (wave.smooth * jnp.maximum(density, 0.0) + aliased)
     trivial = jnp.maximum(-jnp.expm1(epsilon), 0.0)
     return jnp.clip(jnp.where(jnp.isnan(lower), 0.0, lower), trivial, 1.0)
@@ -409,10 +434,10 @@ def epsilon(
 def _solve_estimate(fine: _Line, log_delta: jax.Array, high: jax.Array) -> jax.Array:
     target = jnp.exp(log_delta)
     low, up = _bisect(lambda e: _delta(fine, e)[0] <= target, high)
-    return 0.5 * (low + up)
+    return 0.5 * (low + jnp.minimum(up, high))
 
 
-@partial(jax.jit, static_argnames=("unknown", "rtol", "nodes", "inner", "cells", "frequencies"))
+@functools.partial(jax.jit, static_argnames=("unknown", "rtol", "nodes", "inner", "cells", "frequencies"))
 def solve(
     problem: Problem,
     given: jax.Array,
