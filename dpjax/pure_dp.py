@@ -14,19 +14,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from dpjax import _range_fixed as fixed
-from dpjax import _range_inputs as inputs
-from dpjax import _range_recursion as recursion
-from dpjax import _range_walk as walk
-from dpjax._range_inputs import Bounds
-
-ULP = 2.0**-53
+from dpjax._two_point import arguments, binomial, walk
+from dpjax._two_point.arguments import Bounds
+from dpjax._two_point.roots import moving_root, safe_sides
+from dpjax._two_point.window import ULP, Grid
 
 __all__ = ["optimal_delta", "optimal_delta_bounds", "optimal_epsilon", "optimal_epsilon_bounds"]
 
 
 class _Equal(NamedTuple):
-    binomial: fixed.Binomial
+    sums: binomial.Binomial
 
 
 class _Different(NamedTuple):
@@ -36,7 +33,7 @@ class _Different(NamedTuple):
 def _log_parts(setting, x, eps, count):
     """(log upper, log lower, differentiable log) of delta without the failure probabilities."""
     if isinstance(setting, _Equal):
-        value, rounding = fixed.log_fixed(setting.binomial, x, 2 * eps, eps, count)
+        value, rounding = binomial.log_fixed(setting.sums, x, 2 * eps, eps, count)
         held = lax.stop_gradient(value)
         return held + rounding, held - rounding, value
     return walk.log_delta(setting.walk, x, 2 * eps[::-1], eps[::-1])
@@ -47,7 +44,7 @@ def _log_value(setting, x, eps, count):
 
 
 def _steps(setting):
-    return setting.binomial.pairs if isinstance(setting, _Equal) else setting.walk.grid.steps
+    return setting.sums.pairs if isinstance(setting, _Equal) else setting.walk.grid.steps
 
 
 def _log_kept(setting, delta, count):
@@ -97,9 +94,7 @@ def _epsilon_ends(setting, target, eps, delta, count):
 
         def ends(log_delta):
             high = size * number * (1 + 4 * ULP)
-            return fixed.safe_sides(
-                lambda x: fixed.log_fixed(setting.binomial, x, 2 * size, size, number), log_delta, high
-            )
+            return safe_sides(lambda x: binomial.log_fixed(setting.sums, x, 2 * size, size, number), log_delta, high)
 
         high, low = ends(safe)[0], ends(tight)[1]
         high, low = jnp.where(some, high, 0.0), jnp.where(some, low, 0.0)
@@ -121,7 +116,7 @@ def _epsilon_lane(setting, target, eps, delta, count):
     middle = jnp.where(usable, (low + high) / 2, 0.0)
     log_rest = _remaining(setting, target, delta, count)[0][1]
     log_rest = jnp.where(jnp.isfinite(log_rest), log_rest, 0.0)
-    moving = fixed.moving_root(functools.partial(_log_value, setting), middle, log_rest, (eps, count))
+    moving = moving_root(functools.partial(_log_value, setting), middle, log_rest, (eps, count))
     return low, jnp.where(jnp.isfinite(high), (low + high) / 2, high) + jnp.where(usable, moving, 0.0), high
 
 
@@ -130,30 +125,28 @@ def _epsilon_kernel(setting, target, eps, delta, count):
 
 
 def _run(kernel, query, query_name, epsilons, deltas, count, rtol):
-    size = inputs.mechanisms(epsilons, count)
-    delta_size = inputs.sequence_length(deltas, "deltas")
+    size = arguments.mechanisms(epsilons, count)
+    delta_size = arguments.sequence_length(deltas, "deltas")
     if not size.equal or delta_size > 1:
         length = max(size.length, delta_size)
-        size = inputs.stretched(size, length)
-    lanes = inputs.Lanes(query, query_name, epsilons, count, size, extra=deltas)
+        size = arguments.stretched(size, length)
+    lanes = arguments.Lanes(query, query_name, epsilons, count, size, extra=deltas)
     if size.equal:
-        setting: Any = _Equal(fixed.Binomial(size.steps, fixed.terms_for(size.steps)))
+        setting: Any = _Equal(binomial.setting_for(size.steps))
     else:
-        setting = _Different(walk.Walk(recursion.Grid(size.steps, walk.cells_for(size.steps, rtol), False)))
-    found = inputs.run(kernel, setting, lanes.query, lanes.epsilons, lanes.extra, lanes.counts)
-    method = "binomial sum" if size.equal else "enumeration" if size.steps <= walk.EXACT else "walk"
-    known = (lanes.query >= 0) & (lanes.query <= 1) if kernel is _epsilon_kernel else ~jnp.isnan(lanes.query)
-    usable = (lanes.epsilons >= 0) & (lanes.epsilons < jnp.inf), (lanes.extra >= 0) & (lanes.extra <= 1)
-    return lanes.finish(*found, method, known, *usable)
+        setting = _Different(walk.Walk(Grid(size.steps, walk.cells_for(size.steps, rtol), False)))
+    found = arguments.run(kernel, setting, lanes.query, lanes.epsilons, lanes.extra, lanes.counts)
+    usable = lanes.usable(False if kernel is _epsilon_kernel else None)
+    return lanes.finish(*found, *usable, (lanes.extra >= 0) & (lanes.extra <= 1))
 
 
 def optimal_delta_bounds(
     epsilon_global: ArrayLike, epsilons: Any, deltas: Any = 0.0, *, count: Any = 1, rtol: float = 1e-4
 ) -> Bounds:
     """Both ends of :func:`optimal_delta`, which has the arguments."""
-    inputs.check_real("epsilon_global", epsilon_global)
-    inputs.check_mechanisms(epsilons, count, rtol)
-    inputs.check_probability("deltas", deltas)
+    arguments.check_real("epsilon_global", epsilon_global)
+    arguments.check_mechanisms(epsilons, count, rtol)
+    arguments.check_probability("deltas", deltas)
     return _run(_delta_kernel, epsilon_global, "epsilon_global", epsilons, deltas, count, rtol)
 
 
@@ -191,9 +184,9 @@ def optimal_epsilon_bounds(
     delta: ArrayLike, epsilons: Any, deltas: Any = 0.0, *, count: Any = 1, rtol: float = 1e-4
 ) -> Bounds:
     """Both ends of :func:`optimal_epsilon`, which has the arguments."""
-    inputs.check_probability("delta", delta)
-    inputs.check_mechanisms(epsilons, count, rtol)
-    inputs.check_probability("deltas", deltas)
+    arguments.check_probability("delta", delta)
+    arguments.check_mechanisms(epsilons, count, rtol)
+    arguments.check_probability("deltas", deltas)
     return _run(_epsilon_kernel, delta, "delta", epsilons, deltas, count, rtol)
 
 

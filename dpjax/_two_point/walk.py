@@ -2,7 +2,7 @@
 
 With D_s(x) the delta of the last s pairs, D_s(x) = q D_{s-1}(x - t) + (1 - q) D_{s-1}(x - t + eps), loss t with
 probability q and t - eps otherwise. Chords in e^x from above and lines accepted at neighbouring points from below, as
-in ``_range_recursion``; the grid moves down by t in each step, so that only the second argument is between points.
+in ``bounded_range._recursion``; the grid moves down by t in each step, so that only the second argument is between points.
 For a few pairs the sum over all outcomes is exact.
 """
 
@@ -16,11 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpjax import _range_fixed as fixed
-from dpjax import _range_recursion as recursion
-from dpjax._range_recursion import MARGIN, TINY, Grid
+from dpjax._two_point.moments import log_kernel, log_moment, mean_loss, pair, saddle
+from dpjax._two_point.roots import safe_sides
+from dpjax._two_point.window import MARGIN, OUTSIDE, TINY, ULP, Grid, invert, window
 
-ULP = 2.0**-53
 EXACT = 12  # pairs whose 2^k outcomes are enumerated
 SPREAD = 4.5  # at 2.6 what lies outside the window adds 1e-6 at k = 1000; here windows are cheap
 
@@ -35,33 +34,6 @@ def cells_for(steps: int, rtol: float) -> int:
     """Cells of the largest epsilon: the width was measured below 8 log(1/delta) / cells^2 (13 or more pairs)."""
     affordable = math.sqrt(2e10 / (steps * (SPREAD * math.sqrt(steps) + 4)))
     return 8 * math.ceil(min(max(64.0, 12.0 / math.sqrt(rtol)), 4096.0, max(affordable, 256.0)) / 8)
-
-
-def _log_moment(eps, t, lam):
-    up, down = fixed.pair(eps, t)
-    return lam * t + jnp.log(up + down * jnp.exp(-lam * eps))
-
-
-def _mean_loss(eps, t, lam):
-    up, down = fixed.pair(eps, t)
-    back = down * jnp.exp(-lam * eps)
-    return t - eps * back / (up + back)
-
-
-def _saddle(x, eps, t, on, sweeps=60):
-    largest = jnp.max(jnp.where(on, eps, 0.0))
-    high = jnp.log(300.0 / jnp.where(largest > 0, largest, 1.0))
-    low = jnp.minimum(math.log(1e-4), high - 1.0)
-
-    def halve(_, ends):
-        low, high = ends
-        mid = (low + high) / 2
-        lam = jnp.exp(mid)
-        rising = jnp.sum(jnp.where(on, _mean_loss(eps, t, lam), 0.0)) - x - jnp.log1p(1 / lam) >= 0
-        return jnp.where(rising, low, mid), jnp.where(rising, mid, high)
-
-    low, high = lax.fori_loop(0, sweeps, halve, (low, high))
-    return jnp.exp((low + high) / 2)
 
 
 def _start(x):
@@ -82,11 +54,11 @@ def bracket(grid: Grid, x, eps, t):
     fixed_x, fixed_eps, fixed_t = lax.stop_gradient((x, eps, t))
     largest = jnp.max(jnp.where(on, fixed_eps, 0.0))
     h = jnp.where(largest > 0, largest, 1.0) / grid.cells
-    rho = _saddle(fixed_x, fixed_eps, fixed_t, on)
-    kappa = jnp.where(on, _log_moment(fixed_eps, fixed_t, rho), 0.0)
-    drift = jnp.where(on, _mean_loss(fixed_eps, fixed_t, rho), 0.0)
+    rho = saddle(fixed_x, lambda lam: jnp.sum(jnp.where(on, mean_loss(fixed_eps, fixed_t, lam), 0.0)), largest)
+    kappa = jnp.where(on, log_moment(fixed_eps, fixed_t, rho), 0.0)
+    drift = jnp.where(on, mean_loss(fixed_eps, fixed_t, rho), 0.0)
     moved_t = jnp.where(on, fixed_t, 0.0)
-    n, m = recursion.window(grid, SPREAD), grid.cells
+    n, m = window(grid, SPREAD), grid.cells
     offset = fixed_x - (jnp.cumsum(moved_t[::-1])[::-1] - moved_t)
     centre = fixed_x - (jnp.cumsum(drift[::-1])[::-1] - drift)
     start = (jnp.floor((centre - offset) / h)).astype(int) - n // 2
@@ -95,11 +67,12 @@ def bracket(grid: Grid, x, eps, t):
     offset = jnp.concatenate([offset[:1] - moved_t[:1], offset])
     start = jnp.concatenate([jnp.floor((centre[:1] - drift[:1] - offset[:1]) / h).astype(int) - n // 2, start])
 
-    tilts = rho * jnp.asarray(recursion.OUTSIDE)
-    spent = jnp.where(on[:, None], _log_moment(fixed_eps[:, None], fixed_t[:, None], tilts), 0.0)
-    heights = jnp.concatenate([jnp.zeros((1, tilts.size)), jnp.cumsum(spent, axis=0)]) + recursion.log_kernel(tilts)
+    tilts = rho * jnp.asarray(OUTSIDE)
+    spent = jnp.where(on[:, None], log_moment(fixed_eps[:, None], fixed_t[:, None], tilts), 0.0)
+    heights = jnp.concatenate([jnp.zeros((1, tilts.size)), jnp.cumsum(spent, axis=0)]) + log_kernel(tilts)
     used = jnp.concatenate([jnp.zeros(1), jnp.cumsum(kappa)])
-    cap = jnp.exp(recursion.log_kernel(rho) + 1e-9)
+    room = 1e-9 + 64 * ULP * OUTSIDE[-1] * rho * (jnp.sum(jnp.where(on, fixed_eps, 0.0)) + jnp.abs(fixed_x))
+    cap = jnp.exp(log_kernel(rho) + room)
     # Arguments two and more cells outside a window are needed up to one step's eps and its move.
     reach = 2 * m + 2 * MARGIN + 4
     cells = jnp.clip(jnp.floor(fixed_eps / h).astype(int), 0, m)
@@ -112,7 +85,7 @@ def bracket(grid: Grid, x, eps, t):
         def outside(i):
             x_out = edge_x + i * h
             return jnp.exp(
-                jnp.minimum(jnp.min(height - tilts * x_out[:, None], axis=-1), 0.0) + rho * x_out - used_now + 1e-9
+                jnp.minimum(jnp.min(height - tilts * x_out[:, None], axis=-1), 0.0) + rho * x_out - used_now + room
             )
 
         after = jnp.arange(1, reach)
@@ -125,7 +98,7 @@ def bracket(grid: Grid, x, eps, t):
         def at(z, ahead):
             return lax.dynamic_slice(z, (reach + move + ahead,), (n,))
 
-        up, down = fixed.pair(e, tt)
+        up, down = pair(e, tt)
         held_t = lax.stop_gradient(tt)
         weight = jnp.exp(rho * held_t - kap)
         fade, step_fade = jnp.exp(-rho * k * h), jnp.exp(-rho * h)
@@ -169,9 +142,8 @@ def bracket(grid: Grid, x, eps, t):
     log_lower = jnp.where(good, jnp.log(safe) + back, -jnp.inf)
     total = jnp.sum(jnp.where(on, fixed_eps, 0.0))
     pad = ULP * (jnp.sum(jnp.where(on, 48.0 + 16 * rho * fixed_eps, 0.0)) + 16 * (1 + rho * (jnp.abs(fixed_x) + total)))
-    best = jnp.sum(moved_t) * (1 + 4 * ULP * grid.steps)
-    room = best - xs
-    bound = jnp.where(room > 0, jnp.log(-jnp.expm1(-jnp.maximum(room, 1e-300))), -jnp.inf)
+    left = jnp.sum(moved_t) * (1 + 4 * ULP * grid.steps) - xs  # no loss exceeds the sum of the t
+    bound = jnp.where(left > 0, jnp.log(-jnp.expm1(-jnp.maximum(left, 1e-300))), -jnp.inf)
     return xs, jnp.minimum(jnp.log(upper) + back, bound), log_lower, jnp.where(good, slope / safe, 0.0), n // 2, pad
 
 
@@ -179,13 +151,11 @@ def _log_enumerated(x, eps, t):
     """(log delta, bound on its rounding) by the sum over all outcomes."""
     on = (eps > 0) & (t > 0) & (t < eps)
     eps, t = jnp.where(on, eps, 1.0), jnp.where(on, t, 0.5)
-    up, down = fixed.pair(eps, t)
+    up, down = pair(eps, t)
     back = jnp.asarray(list(itertools.product((0.0, 1.0), repeat=eps.shape[0])))
     losses = jnp.sum(jnp.where(on, t - back * eps, 0.0), axis=1)
-    masses = jnp.sum(
-        jnp.where(on, jnp.where(back > 0, jnp.log(down), jnp.log(up)), -back * jnp.inf * (1.0 - on)), axis=1
-    )
-    masses = jnp.where(jnp.isnan(masses), -jnp.inf, masses)
+    nothing = jnp.where(back > 0, -jnp.inf, 0.0)
+    masses = jnp.sum(jnp.where(on, jnp.where(back > 0, jnp.log(down), jnp.log(up)), nothing), axis=1)
     gap = losses - x
     used = lax.stop_gradient((gap > 0) & jnp.isfinite(masses))
     masses = jnp.where(used, masses, 0.0)
@@ -215,10 +185,9 @@ def log_delta(setting: Walk, x, eps, t):
         value, pad = _log_enumerated(x, eps, t)
         held = lax.stop_gradient(value)
         return held + pad, held - pad, value
-    _, upper, _, _, at, pad = bracket(setting.grid, *lax.stop_gradient((x, eps, t)))
-    _, _, lower, _, _, _ = bracket(setting.grid, x, eps, t)
-    value = lower[at]
-    return upper[at] + pad, lax.stop_gradient(value) - pad, value
+    _, upper, lower, _, at, pad = bracket(setting.grid, x, eps, t)
+    upper, pad = lax.stop_gradient((upper, pad))
+    return upper[at] + pad, lax.stop_gradient(lower[at]) - pad, lower[at]
 
 
 def least_epsilon(setting: Walk, log_delta, eps, t):
@@ -226,27 +195,27 @@ def least_epsilon(setting: Walk, log_delta, eps, t):
     on = (eps > 0) & (t > 0) & (t < eps)
     total = jnp.sum(jnp.where(on, t, 0.0)) * (1 + 4 * ULP * setting.grid.steps)
     if enumerates(setting):
-        return fixed.safe_sides(lambda x: _log_enumerated(x, eps, t), log_delta, total)
+        return safe_sides(lambda x: _log_enumerated(x, eps, t), log_delta, total)
     safe_eps, safe_t = jnp.where(on, eps, 1.0), jnp.where(on, t, 0.5)
 
     def halve(_, ends):
         low, high = ends
         mid = (low + high) / 2
         lam = jnp.exp(mid)
-        rise = jnp.sum(jnp.where(on, lam * _mean_loss(safe_eps, safe_t, lam) - _log_moment(safe_eps, safe_t, lam), 0.0))
+        rise = jnp.sum(jnp.where(on, lam * mean_loss(safe_eps, safe_t, lam) - log_moment(safe_eps, safe_t, lam), 0.0))
         falling = rise + jnp.log1p(lam) + log_delta < 0
         return jnp.where(falling, mid, low), jnp.where(falling, high, mid)
 
     largest = jnp.max(jnp.where(on, eps, 0.0))
     ends = jnp.asarray(math.log(1e-8)), jnp.log(1e4 / jnp.where(largest > 0, largest, 1.0))
     lam = jnp.exp(sum(lax.fori_loop(0, 60, halve, ends)) / 2)
-    spent = jnp.sum(jnp.where(on, _log_moment(safe_eps, safe_t, lam), 0.0))
-    markov = jnp.clip((spent + recursion.log_kernel(lam) - log_delta) / lam * (1 + 1e-9), 0.0, total)
+    spent = jnp.sum(jnp.where(on, log_moment(safe_eps, safe_t, lam), 0.0))
+    markov = jnp.clip((spent + log_kernel(lam) - log_delta) / lam * (1 + 1e-9), 0.0, total)
 
     guess = markov
     for cells in (min(64, setting.grid.cells), setting.grid.cells):
         xs, upper, lower, slopes, _, pad = bracket(setting.grid._replace(cells=cells), guess, eps, t)
-        low, high = recursion.invert(xs, upper + pad, lower - pad, slopes, log_delta, total)
+        low, high = invert(xs, upper + pad, lower - pad, slopes, log_delta, total, pad)
         high = jnp.minimum(high, markov)
         low = jnp.clip(low, 0.0, high)
         guess = (low + high) / 2

@@ -18,7 +18,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-ULP = 2.0**-53
+from dpjax._two_point import moments
+from dpjax._two_point.moments import pair
+from dpjax._two_point.roots import moving_root, safe_sides
+from dpjax._two_point.window import ULP
+
+ALL = 10_000  # pairs up to which the optimum tries every l
 
 
 class Binomial(NamedTuple):
@@ -28,6 +33,12 @@ class Binomial(NamedTuple):
     terms: int
     tries: int = 0
     log: bool = False
+
+
+def setting_for(pairs: int, log: bool = False) -> Binomial:
+    """The sizes for up to ``pairs`` pairs. A window of 24 sqrt(k) held every l that could be best (k = 1e4 .. 1e6)."""
+    tries = pairs if pairs <= ALL else int(24 * math.sqrt(pairs))
+    return Binomial(pairs, terms_for(pairs), tries, log)
 
 
 def terms_for(pairs: int) -> int:
@@ -82,12 +93,6 @@ def log_binomial(i, k, up, down):
     log_up = jnp.where(up > 0.5, jnp.log1p(-jnp.minimum(down, 0.5)), jnp.log(up))
     log_down = jnp.where(down > 0.5, jnp.log1p(-jnp.minimum(up, 0.5)), jnp.log(down))
     return jnp.where(inside, body, jnp.where(i > 0, k * log_down, k * log_up))
-
-
-def pair(eps, t):
-    """(q, 1 - q): probabilities of the losses t and t - eps."""
-    scale = -jnp.expm1(-eps)
-    return -jnp.expm1(t - eps) / scale, -jnp.expm1(-t) * jnp.exp(t - eps) / scale
 
 
 def _log_sum(setting: Binomial, x, eps, t, k, last):
@@ -153,10 +158,43 @@ def _log_tries(setting: Binomial, x, eps, k, l):
     return jnp.where(valid & (total > 0), head + jnp.log(jnp.where(total > 0, total, 1.0)), -jnp.inf)
 
 
-def _best(setting: Binomial, x, eps, k, first):
+def _window(setting: Binomial, x, eps, k):
+    """(first, last) l that can be best, and a bound on log delta should they be more than are tried.
+
+    A partial sum at t is at most delta of the pairs with that t, hence by Markov's inequality at most
+    exp(c(lam) + k m(t) - lam x) with m(t) = log E exp(lam L). In t that m is lam t + log(a - b e^t), which is concave:
+    where it exceeds what one l reaches is an interval.
+    """
+    lam = moments.saddle(x, lambda lam: k * moments.log_mgf_prime(eps, lam), eps)
+    up_to = moments.log_kernel(lam) + k * moments.log_mgf(eps, lam) - lam * x
+    peak = moments.worst_t(eps, lam)
+    l_of = lambda t: (t * (k + 1) - x) / eps - 1
+    one = jnp.clip(jnp.round(l_of(peak)), 0.0, jnp.maximum(k - 1, 0.0))
+    reached = _log_tries(setting, x, eps, k, one[None])[0] - 1.0  # far more than its rounding
+
+    def may_hold(t):
+        return moments.log_kernel(lam) + k * moments.log_moment(eps, t, lam) - lam * x >= reached
+
+    def halve(_, ends):
+        inside, outside = ends
+        mid = (inside + outside) / 2
+        held = may_hold(mid)
+        return jnp.where(held, mid, inside), jnp.where(held, outside, mid)
+
+    ends = jnp.stack([peak, peak]), jnp.stack([jnp.zeros_like(eps), eps])
+    low, high = lax.fori_loop(0, 50, halve, ends)[1]
+    return jnp.maximum(jnp.floor(l_of(low)) - 1, 0.0), jnp.minimum(jnp.ceil(l_of(high)) + 1, k - 1), up_to
+
+
+def _best(setting: Binomial, x, eps, k):
+    """(the best l, whether one that was not tried may be better, the bound that holds then)."""
+    if setting.tries >= setting.pairs:
+        first, last, bound = jnp.zeros_like(x), k - 1, jnp.zeros_like(x)
+    else:
+        first, last, bound = _window(setting, x, eps, k)
     l = first + jnp.arange(setting.tries, dtype=jnp.float64)
-    logs = _log_tries(setting, x, eps, k, jnp.where(l < k, l, -1.0))
-    return l[jnp.argmax(logs)]
+    logs = _log_tries(setting, x, eps, k, jnp.where(l <= last, l, -1.0))
+    return l[jnp.argmax(logs)], last - first >= setting.tries, bound
 
 
 def _rounding(setting, x, eps, t, k, last, log_value):
@@ -169,15 +207,21 @@ def _rounding(setting, x, eps, t, k, last, log_value):
     return lax.stop_gradient(ULP * (64 + 8 * depth + 8 * jnp.sqrt(k * depth) + 2 * setting.terms + moved))
 
 
-def log_optimum(setting: Binomial, x, eps, k, first):
+def log_optimum(setting: Binomial, x, eps, k):
     """(log delta, bound on its rounding) of the optimum for x >= 0; twice differentiable, since t moves with x and eps."""
     some = (k >= 1) & (eps > 0)
     eps, k = jnp.where(some, eps, 1.0), jnp.where(some, k, 1.0)
-    l = _best(setting, *lax.stop_gradient((x, eps, k, first)))
+    l, missed, bound = lax.stop_gradient(_best(setting, *lax.stop_gradient((x, eps, k))))
     t = _stationary_t(x, eps, k, l)
     log_value = _log_sum(setting, x, eps, t, k, l)
     rounding = _rounding(setting, *lax.stop_gradient((x, eps, t, k, l, log_value)))
-    return jnp.where(some, log_value, -jnp.inf), rounding
+    doubt = jnp.where(missed, jnp.maximum(bound - lax.stop_gradient(log_value), 0.0), 0.0)
+    return jnp.where(some, log_value, -jnp.inf), rounding + doubt
+
+
+def magnitude(x, total):
+    """abs(x), but finite: beyond ``total`` delta is 0 anyway."""
+    return jnp.minimum(jnp.where(x < 0, -x, x), 2 * total + 1.0)
 
 
 def signed(log: bool, x, log_value):
@@ -196,14 +240,14 @@ def answer(log: bool, x, lower, estimate, upper):
     return low * (1 - room), mid, jnp.minimum(high * (1 + room), most)
 
 
-def _optimum_lane(setting, x, eps, k, first):
-    value, rounding = log_optimum(setting, jnp.where(x < 0, -x, x), eps, k, first)
+def _optimum_lane(setting, x, eps, k):
+    value, rounding = log_optimum(setting, magnitude(x, k * eps), eps, k)
     return answer(setting.log, x, value - rounding, value, value + rounding)
 
 
-def optimum_kernel(setting: Binomial, x, eps, count, first):
-    """(lower, estimate, upper) of the non-adaptive optimum over the l in first .. first + tries - 1."""
-    return jax.vmap(functools.partial(_optimum_lane, setting))(x, eps, count, first)
+def optimum_kernel(setting: Binomial, x, eps, count):
+    """(lower, estimate, upper) of the non-adaptive optimum."""
+    return jax.vmap(functools.partial(_optimum_lane, setting))(x, eps, count)
 
 
 def log_fixed(setting: Binomial, x, eps, t, k):
@@ -231,102 +275,24 @@ def fixed_kernel(setting: Binomial, x, eps, t, count):
     return jax.vmap(functools.partial(_fixed_lane, setting))(x, eps, t, count)
 
 
-def least_threshold(log_at, log_delta, high, sweeps: int = 80):
-    """The bracket (low, high) around the x in [0, high] with log_at(x) = log_delta, log_at decreasing.
-
-    Chandrupatla's method on the logarithm. log_at(high) <= log_delta is taken for granted; low = high = 0 if
-    log_at(0) <= log_delta.
-    """
-
-    def height(x):
-        return jnp.clip(log_at(x) - log_delta, -1e6, 1e6)
-
-    def unfinished(state):
-        n, a, b, _, fa, fb, *_ = state
-        return (n < sweeps) & (jnp.abs(a - b) > 4 * ULP * jnp.maximum(jnp.abs(a), jnp.abs(b))) & (fa != 0) & (fb != 0)
-
-    def improve(state):
-        n, a, b, c, fa, fb, fc, part = state
-        x = a + part * (b - a)
-        fx = height(x)
-        same = (fx > 0) == (fa > 0)
-        c, fc = jnp.where(same, a, b), jnp.where(same, fa, fb)
-        b, fb = jnp.where(same, b, a), jnp.where(same, fb, fa)
-        a, fa = x, fx
-        xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
-        smooth = (phi * phi < xi) & ((1 - phi) ** 2 < 1 - xi)
-        safe = lambda z: jnp.where(smooth, z, 1.0)
-        guess = fa / safe(fb - fa) * fc / safe(fb - fc) + (c - a) / safe(b - a) * fa / safe(fc - fa) * fb / safe(
-            fc - fb
-        )
-        least = jnp.minimum(2 * ULP * jnp.abs(a) / jnp.maximum(jnp.abs(b - a), 1e-300), 0.5)
-        return n + 1, a, b, c, fa, fb, fc, jnp.clip(jnp.where(smooth, guess, 0.5), least, 1 - least)
-
-    zero = jnp.zeros_like(high)
-    f_low, f_high = height(zero), jnp.minimum(height(high), 0.0)
-    state = (0, high, zero, zero, f_high, f_low, f_low, zero + 0.5)
-    _, a, b, _, fa, _, _, _ = lax.while_loop(unfinished, improve, state)
-    # An exact hit is both ends: log_at(a) = log_delta.
-    low, top = jnp.where(fa >= 0, a, b), jnp.where(fa > 0, b, a)
-    easy = f_low <= 0
-    return jnp.where(easy, 0.0, low), jnp.where(easy, 0.0, top)
-
-
-def safe_sides(log_and_rounding, log_delta, high):
-    """(x certified to be enough, x certified not to be)."""
-
-    def above(x):
-        value, rounding = log_and_rounding(x)
-        return value + rounding
-
-    def below(x):
-        value, rounding = log_and_rounding(x)
-        return value - rounding
-
-    _, enough = least_threshold(above, log_delta, high)
-    short, _ = least_threshold(below, log_delta, high)
-    return enough, jnp.minimum(short, enough)
-
-
-def optimum_epsilon(setting, log_delta, eps, k, first):
+def optimum_epsilon(setting, log_delta, eps, k):
     """(upper end, lower end) of the x >= 0 at which the non-adaptive optimum is exp(log_delta); constant under AD."""
-    log_delta, eps, k, first = lax.stop_gradient((log_delta, eps, k, first))
-    return safe_sides(lambda x: log_optimum(setting, x, eps, k, first), log_delta, k * eps * (1 + 4 * ULP))
+    log_delta, eps, k = lax.stop_gradient((log_delta, eps, k))
+    return safe_sides(lambda x: log_optimum(setting, x, eps, k), log_delta, k * eps * (1 + 4 * ULP))
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def moving_root(log_at, at, log_delta, params):
-    """Zero, with the derivatives of the x near ``at`` that solves log_at(x, *params) = log_delta. No closures in log_at."""
-    del log_at, params
-    return jnp.zeros_like(at + log_delta)
+def _log_optimum_at(setting, x, eps, k):
+    return log_optimum(setting, x, eps, k)[0]
 
 
-@moving_root.defjvp
-def _moving_root_jvp(log_at, primals, tangents):
-    at, log_delta, params = primals
-    # The point at which the rule is evaluated moves as the root does: this gives the second derivative.
-    live = lax.stop_gradient(jnp.where(at > 0, at, 1.0)) + moving_root(log_at, *primals)
-    _, by_x = jax.jvp(lambda x: log_at(x, *params), (live,), (jnp.ones_like(live),))
-    _, by_params = jax.jvp(lambda *p: log_at(live, *p), tuple(params), tuple(tangents[2]))
-    falls = (at > 0) & (by_x < 0)
-    tangent = jnp.where(falls, (tangents[1] - by_params) / jnp.where(falls, by_x, -1.0), 0.0)
-    return jnp.zeros_like(at + log_delta), tangent
-
-
-def _log_optimum_at(setting, x, eps, k, first):
-    return log_optimum(setting, x, eps, k, first)[0]
-
-
-def _optimum_epsilon_lane(setting, log_delta, eps, k, first):
-    high, low = optimum_epsilon(setting, log_delta, eps, k, first)
+def _optimum_epsilon_lane(setting, log_delta, eps, k):
+    high, low = optimum_epsilon(setting, log_delta, eps, k)
     middle = (low + high) / 2
-    return (
-        low,
-        middle + moving_root(functools.partial(_log_optimum_at, setting), middle, log_delta, (eps, k, first)),
-        high,
-    )
+    log_at = functools.partial(_log_optimum_at, setting)
+    return low, middle + moving_root(log_at, middle, log_delta, (eps, k)), high
 
 
-def optimum_epsilon_kernel(setting: Binomial, log_delta, eps, count, first):
-    """(lower, estimate, upper) of epsilon of the non-adaptive optimum."""
-    return jax.vmap(functools.partial(_optimum_epsilon_lane, setting))(log_delta, eps, count, first)
+def optimum_epsilon_kernel(static: tuple[bool, Binomial], query, eps, count):
+    """(lower, estimate, upper) of epsilon of the non-adaptive optimum. static: whether query is log delta, the sizes."""
+    is_log, setting = static
+    return jax.vmap(functools.partial(_optimum_epsilon_lane, setting))(moments.as_log(is_log, query), eps, count)

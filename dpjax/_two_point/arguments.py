@@ -17,13 +17,11 @@ class Bounds(NamedTuple):
 
     Attributes:
       lower, estimate, upper: arrays of the broadcast shape of the arguments.
-      method: how they were found.
     """
 
     lower: Any
     estimate: Any
     upper: Any
-    method: str
 
 
 class Size(NamedTuple):
@@ -89,6 +87,19 @@ def check_probability(name: str, x: Any) -> None:
     _validate.in_range(name, plain(name, x), 0.0, 1.0)
 
 
+def probability(name: str, delta: Any, log_name: str, log_delta: Any) -> tuple[bool, Any]:
+    """(whether it is the logarithm, the number) of a probability that is given as one or the other."""
+    if (delta is None) == (log_delta is None):
+        raise ValueError(f"{name} and {log_name}: exactly one of them must be given.")
+    if delta is None:
+        value = plain(log_name, log_delta)
+        _validate.in_range(log_name, value, -np.inf, 0.0)
+        return True, value
+    value = plain(name, delta)
+    _validate.in_range(name, value, 0.0, 1.0)
+    return False, value
+
+
 def check_mechanisms(epsilons: Any, count: Any, rtol: float = 0.01) -> None:
     """Raises ValueError unless the epsilons, the count and the tolerance are usable."""
     shape = _shape(plain("epsilons", epsilons))
@@ -139,7 +150,15 @@ class Lanes:
         repeated = xp.tile(one, (1, size.repeats))
         return repeated if size.repeats else xp.zeros((one.shape[0], 1))
 
-    def finish(self, lower: Any, estimate: Any, upper: Any, method: str, *valid: Any) -> Bounds:
+    def usable(self, is_log: bool | None = None) -> tuple[Any, ...]:
+        """Conditions on the query and the epsilons; ``is_log`` for a probability, None for any number."""
+        if is_log is None:
+            known = self.query == self.query
+        else:
+            known = self.query <= 0 if is_log else (self.query >= 0) & (self.query <= 1)
+        return known, (self.epsilons >= 0) & (self.epsilons < np.inf)
+
+    def finish(self, lower: Any, estimate: Any, upper: Any, *valid: Any) -> Bounds:
         """Bounds in the caller's shape; a scalar answer is a NumPy scalar or a traced scalar.
 
         Traced arguments outside their domain give NaN: ``valid`` are conditions on lanes, or on (lanes, mechanisms).
@@ -155,4 +174,4 @@ class Lanes:
             x = (x * poison).reshape(self.shape) if self._traced else x.reshape(self.shape)
             return x[()] if isinstance(x, np.ndarray) else x
 
-        return Bounds(back(lower), back(estimate), back(upper), method)
+        return Bounds(back(lower), back(estimate), back(upper))
