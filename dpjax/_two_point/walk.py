@@ -212,11 +212,12 @@ def least_epsilon(setting: Walk, log_delta, eps, t):
     spent = jnp.sum(jnp.where(on, log_moment(safe_eps, safe_t, lam), 0.0))
     markov = jnp.clip((spent + log_kernel(lam) - log_delta) / lam * (1 + 1e-9), 0.0, total)
 
-    guess = markov
-    for cells in (min(64, setting.grid.cells), setting.grid.cells):
-        xs, upper, lower, slopes, _, pad = bracket(setting.grid._replace(cells=cells), guess, eps, t)
+    def around(_, ends):
+        xs, upper, lower, slopes, _, pad = bracket(setting.grid, sum(ends) / 2, eps, t)
         low, high = invert(xs, upper + pad, lower - pad, slopes, log_delta, total, pad)
         high = jnp.minimum(high, markov)
-        low = jnp.clip(low, 0.0, high)
-        guess = (low + high) / 2
+        return jnp.clip(low, 0.0, high), high
+
+    # The first bracket is wide, as its windows lie around a guess.
+    low, high = lax.fori_loop(0, 2, around, (markov, markov))
     return high, low

@@ -173,17 +173,20 @@ def epsilon_bracket(setting: Setting, log_delta, eps, t, count):
     spent = jnp.sum(weights * moments.log_mgf(steps.eps, lam))
     markov = jnp.clip((spent + moments.log_kernel(lam) - log_delta) / lam * (1 + 1e-9), 0.0, total)
 
-    coarse = grid._replace(cells=max(16, 8 * (grid.cells // 32)))
-    guess, least = markov, jnp.zeros_like(markov)
+    least = jnp.zeros_like(markov)
     if grid.equal:
         _, least = binomial.optimum_epsilon(_pairs(grid), log_delta, eps, count)
-        guess = least
-    for g in (grid,) if grid.equal else (coarse, grid):
-        found = bracket(g, guess, steps)
+
+    def around(guess):
+        found = bracket(grid, guess, steps)
         low, high = invert(found.xs, found.upper, found.lower, found.slopes, log_delta, total, found.pad)
         high = jnp.minimum(high, markov)
-        low = jnp.clip(low, jnp.minimum(least, high), high)
-        guess = (low + high) / 2
+        return jnp.clip(low, jnp.minimum(least, high), high), high
+
+    if grid.equal:
+        low, high = around(least)
+    else:  # the first bracket is wide, as its windows lie around a guess; the same program finds the second
+        low, high = lax.fori_loop(0, 2, lambda _, ends: around(sum(ends) / 2), (markov, markov))
     high = jnp.where(log_delta >= 0, 0.0, jnp.where(jnp.isneginf(log_delta), total, high))
     low = jnp.where(log_delta >= 0, 0.0, jnp.where(jnp.isneginf(log_delta), total / (1 + 16 * ULP * grid.steps), low))
     return low, high
