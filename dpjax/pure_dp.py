@@ -56,6 +56,7 @@ def _log_kept(setting, delta, count):
 
 
 def _delta_lane(setting, x, eps, delta, count):
+    x = binomial.finite(x, _most(setting, eps, count))
     upper, lower, value = _log_parts(setting, x, eps, count)
     kept = _log_kept(setting, delta, count)
     finite = jnp.isfinite(value)

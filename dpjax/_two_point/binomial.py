@@ -36,7 +36,7 @@ class Binomial(NamedTuple):
 
 
 def setting_for(pairs: int, log: bool = False) -> Binomial:
-    """The sizes for up to ``pairs`` pairs. A window of 24 sqrt(k) held every l that could be best (k = 1e4 .. 1e6)."""
+    """The sizes for up to ``pairs`` pairs; 24 sqrt(k) tries hold every l that can be best in most cases (1e4 .. 1e6)."""
     tries = pairs if pairs <= ALL else int(24 * math.sqrt(pairs))
     return Binomial(pairs, terms_for(pairs), tries, log)
 
@@ -158,32 +158,57 @@ def _log_tries(setting: Binomial, x, eps, k, l):
     return jnp.where(valid & (total > 0), head + jnp.log(jnp.where(total > 0, total, 1.0)), -jnp.inf)
 
 
+def _descends(x, eps, k, l):
+    """(whether the l-th summit is certainly no lower than the next, whether certainly no higher).
+
+    With f_l the partial sum over i <= l, f_l' = K W_l(t) (e^((k+1)(t_l - t)) - 1), W_l(t) = e^(t-eps) b(l; k-1, 1-q_t),
+    and f_l(s) = f_{l+1}(s) at s = (x + (l+1) eps) / k, between the summits t_l and t_{l+1}. So the next summit differs by
+
+        K / (k+1) [W' (e^(eps-s) - 1 - (eps-s)) - W (s - 1 + e^-s)]
+
+    with W' a value of W_{l+1} and W one of W_l between the two summits; the logarithms of both change there by at most
+    the distance, eps / (k+1), times a bound on the derivative.
+    """
+    s = (x + (l + 1) * eps) / k
+    low, high = k / (k + 1) * s, (k * s + eps) / (k + 1)
+    inside = (high < eps) & (low > 0) & (l < k - 1)
+    s, low, high = (jnp.where(inside, z, eps / 2) for z in (s, low, high))
+    up, down = pair(eps, s)
+    gain = jnp.expm1(eps - s) - (eps - s)
+    loss = jnp.expm1(-s) + s
+    ratio = jnp.log((k - 1 - l) / (l + 1) * down / up * gain / loss)
+    (up_low, down_low), (up_high, down_high) = pair(eps, low), pair(eps, high)
+    ahead = jnp.maximum(jnp.abs((k - 1) * down_low - l), jnp.abs((k - 1) * down_high - l)) + 1
+    steep = 1 + jnp.exp(high - eps) / -jnp.expm1(-eps) * ahead / (up_high * down_low)
+    change = eps / (k + 1) * steep + 1e-9
+    return inside & (ratio + change <= 0), inside & (ratio - change >= 0)
+
+
 def _window(setting: Binomial, x, eps, k):
     """(first, last) l that can be best, and a bound on log delta should they be more than are tried.
 
-    A partial sum at t is at most delta of the pairs with that t, hence by Markov's inequality at most
-    exp(c(lam) + k m(t) - lam x) with m(t) = log E exp(lam L). In t that m is lam t + log(a - b e^t), which is concave:
-    where it exceeds what one l reaches is an interval.
+    An l is left out if a neighbour's summit is certainly as high, or by Markov's inequality: a partial sum at t is at
+    most delta of the pairs with that t, hence at most exp(c(lam) + k m(t) - lam x) with m(t) = log E exp(lam L).
     """
     lam = moments.saddle(x, lambda lam: k * moments.log_mgf_prime(eps, lam), eps)
-    up_to = moments.log_kernel(lam) + k * moments.log_mgf(eps, lam) - lam * x
-    peak = moments.worst_t(eps, lam)
-    l_of = lambda t: (t * (k + 1) - x) / eps - 1
-    one = jnp.clip(jnp.round(l_of(peak)), 0.0, jnp.maximum(k - 1, 0.0))
+    one = jnp.clip(jnp.round((moments.worst_t(eps, lam) * (k + 1) - x) / eps - 1), 0.0, jnp.maximum(k - 1, 0.0))
     reached = _log_tries(setting, x, eps, k, one[None])[0] - 1.0  # far more than its rounding
 
-    def may_hold(t):
-        return moments.log_kernel(lam) + k * moments.log_moment(eps, t, lam) - lam * x >= reached
-
-    def halve(_, ends):
-        inside, outside = ends
-        mid = (inside + outside) / 2
-        held = may_hold(mid)
-        return jnp.where(held, mid, inside), jnp.where(held, outside, mid)
-
-    ends = jnp.stack([peak, peak]), jnp.stack([jnp.zeros_like(eps), eps])
-    low, high = lax.fori_loop(0, 50, halve, ends)[1]
-    return jnp.maximum(jnp.floor(l_of(low)) - 1, 0.0), jnp.minimum(jnp.ceil(l_of(high)) + 1, k - 1), up_to
+    l = jnp.arange(setting.pairs, dtype=jnp.float64)
+    t = _stationary_t(x, eps, k, l)
+    valid = (l < k) & (t > 0) & (t < eps)
+    markov = lambda lam, spent: moments.log_kernel(lam) + k * spent - lam * x
+    inner = jnp.where(valid, t, eps / 2)
+    # Pairs far from the worst one are ruled out by tilts of their own.
+    held = functools.reduce(
+        jnp.minimum, (markov(lam * f, moments.log_moment(eps, inner, lam * f)) for f in (1.0, 4.0, 16.0, 64.0))
+    )
+    down, up = _descends(x, eps, k, l)
+    after_summit = jnp.concatenate([jnp.zeros(1, bool), down[:-1]])
+    can = valid & (held >= reached) & ~up & ~after_summit
+    first = jnp.argmax(can).astype(x.dtype)
+    last = setting.pairs - 1.0 - jnp.argmax(can[::-1])
+    return first, last, markov(lam, moments.log_mgf(eps, lam))
 
 
 def _best(setting: Binomial, x, eps, k):
@@ -224,6 +249,11 @@ def magnitude(x, total):
     return jnp.minimum(jnp.where(x < 0, -x, x), 2 * total + 1.0)
 
 
+def finite(x, total):
+    """x, but finite: below -800 delta is 1 to the last digit, whatever the pairs."""
+    return jnp.where(x < 0, -1.0, 1.0) * magnitude(x, total + 400.0)
+
+
 def signed(log: bool, x, log_value):
     """delta(x), or its logarithm, from log delta(|x|): delta(-e) = 1 - e^-e + e^-e delta(e), as swapping a worst pair gives one."""
     shift = jnp.minimum(x, 0.0)
@@ -262,6 +292,7 @@ def log_fixed(setting: Binomial, x, eps, t, k):
 
 
 def _fixed_lane(setting, x, eps, t, k):
+    x = finite(x, k * eps)
     value, rounding = log_fixed(setting, x, eps, t, k)
     return (
         jnp.exp(value - rounding) * (1 - 8 * ULP),

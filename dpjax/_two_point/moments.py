@@ -7,30 +7,34 @@ import math
 import jax.numpy as jnp
 from jax import lax
 
+_SERIES = tuple(1 / math.factorial(2 * n + 1) for n in range(1, 14))  # of sinh(x) / x - 1 in x^2; enough up to x = 2
+
+
+def _near(y):
+    """(sinh(x) / x - 1, its derivative in x) by a series of positive terms, x = y/2 < 2."""
+    x = y / 2
+    value, slope = jnp.zeros_like(x), jnp.zeros_like(x)
+    for n in range(len(_SERIES), 0, -1):
+        value = _SERIES[n - 1] + x * x * value
+        slope = 2 * n * _SERIES[n - 1] + x * x * slope
+    return x * x * value, x * slope
+
 
 def log_sinhc(y):
-    """log(sinh(y/2) / (y/2)) for y >= 0, with relative accuracy."""
-    small = y < 0.5
-    ys = jnp.where(small, y, 0.0)
-    z = ys * ys
-    series = z * (
-        1 / 24
-        + z * (-1 / 2880 + z * (1 / 181440 + z * (-1 / 9676800 + z * (1 / 479001600 - z * 691 / 15692092416000))))
+    """log(sinh(y/2) / (y/2)) for y >= 0, to a few ULP of itself."""
+    small = y < 4
+    yl = jnp.where(small, 4.0, y)
+    return jnp.where(
+        small, jnp.log1p(_near(jnp.where(small, y, 0.0))[0]), yl / 2 + jnp.log1p(-jnp.exp(-yl)) - jnp.log(yl)
     )
-    yl = jnp.where(small, 1.0, y)
-    return jnp.where(small, series, yl / 2 + jnp.log1p(-jnp.exp(-yl)) - jnp.log(yl))
 
 
 def log_sinhc_prime(y):
-    """The derivative of log_sinhc: coth(y/2)/2 - 1/y."""
-    small = y < 0.5
-    ys = jnp.where(small, y, 0.0)
-    z = ys * ys
-    series = ys * (
-        1 / 12 + z * (-1 / 720 + z * (1 / 30240 + z * (-1 / 1209600 + z * (1 / 47900160 - z * 691 / 1307674368000))))
-    )
-    yl = jnp.where(small, 1.0, y)
-    return jnp.where(small, series, 0.5 / jnp.tanh(yl / 2) - 1 / yl)
+    """The derivative of log_sinhc, coth(y/2)/2 - 1/y, to a few ULP of itself."""
+    small = y < 4
+    value, slope = _near(jnp.where(small, y, 0.0))
+    yl = jnp.where(small, 4.0, y)
+    return jnp.where(small, slope / (2 * (1 + value)), 0.5 / jnp.tanh(yl / 2) - 1 / yl)
 
 
 def log_mgf(eps, lam):

@@ -64,7 +64,9 @@ def safe_sides(log_and_rounding, log_delta, high):
         return least_threshold(shifted, target, high)
 
     short, enough = jax.vmap(side)(jnp.asarray([1.0, -1.0]), jnp.stack(around(log_delta)))
-    return enough[0], jnp.minimum(short[1], enough[0])
+    never = jnp.isneginf(log_delta)  # delta 0: only at the end, which is known up to its rounding
+    enough = jnp.where(never, high, enough[0])
+    return enough, jnp.where(never, high * (1 - 1e-12), jnp.minimum(short[1], enough))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -17,36 +17,33 @@ from dpjax.bounded_range import _optimum as optimum
 
 
 def _best_fixed(setting: walk.Walk, x, eps):
-    """Different pairs with t as good as could be found for threshold x: a family in the tilt, then coordinates."""
+    """Different pairs with t as good as could be found for threshold x: a family in the tilt, or one t after another."""
     x, eps = lax.stop_gradient((x, eps))
-    on = eps > 0
     lam = saddle(x, lambda lam: jnp.sum(log_mgf_prime(eps, lam)), jnp.max(eps))
+    reached = lambda t: walk.log_delta(setting, x, eps, t)[2]
 
     def family(factor):
-        return jnp.where(on, jnp.clip(worst_t(eps, lam * factor), 0.0, eps), 0.0)
+        return jnp.where(eps > 0, jnp.clip(worst_t(eps, lam * factor), 0.0, eps), 0.0)
 
-    candidates = jax.vmap(family)(jnp.asarray((0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)))
-    values = lax.map(lambda t: walk.log_delta(setting, x, eps, t)[2], candidates)
-    best = candidates[jnp.argmax(values)]
     if not walk.enumerates(setting):
-        return best
+        candidates = jax.vmap(family)(jnp.asarray((0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)))
+        return candidates[jnp.argmax(lax.map(reached, candidates))]
 
-    # A few pairs: each coordinate in turn over all of its range, then ever closer; from several starts, since the
-    # supremum is over a function with many summits.
-    fractions = jnp.linspace(-1.0, 1.0, 41)
+    # A few pairs: each t in turn over all of its range, then ever closer; from several starts, since the supremum is
+    # over a function with many summits.
+    fractions = jnp.append(jnp.linspace(-1.0, 1.0, 41), 0.0)
 
-    def coordinate(n, t):
+    def coordinate(n, state):
+        t, _ = state
         i = n % eps.shape[0]
         reach = 2.0 ** -jnp.floor(n / eps.shape[0])
         trial = jnp.clip(t[i] + fractions * reach * eps[i], 0.0, eps[i])
         ts = jax.vmap(lambda v: t.at[i].set(v))(trial)
-        values = jax.vmap(lambda t: walk.log_delta(setting, x, eps, t)[2])(jnp.concatenate([t[None], ts]))
-        return jnp.concatenate([t[None], ts])[jnp.argmax(values)]
+        values = jax.vmap(reached)(ts)
+        return ts[jnp.argmax(values)], jnp.max(values)
 
-    level = jnp.asarray((0.35, 0.5, 0.65, 0.8))[:, None] * eps
-    starts = jnp.concatenate([best[None], level])
-    ends = lax.map(lambda t: lax.fori_loop(0, 14 * eps.shape[0], coordinate, t), starts)
-    values = lax.map(lambda t: walk.log_delta(setting, x, eps, t)[2], ends)
+    starts = jnp.concatenate([family(1.0)[None], jnp.asarray((0.35, 0.5, 0.65, 0.8, 0.95))[:, None] * eps])
+    ends, values = lax.map(lambda t: lax.fori_loop(0, 14 * eps.shape[0], coordinate, (t, -jnp.inf)), starts)
     return ends[jnp.argmax(values)]
 
 
@@ -84,8 +81,16 @@ def _log_walk(setting: walk.Walk, x, eps, t):
 def _epsilon_lane(setting: Fixed, log_delta, eps, count):
     held_log, held_eps = lax.stop_gradient((log_delta, eps))
     _, high = optimum.epsilon_bracket(setting.adaptive, held_log, held_eps, jnp.full_like(eps, optimum.FREE), count)
-    t = _best_fixed(setting.walk, high, held_eps[::-1])
-    _, low = walk.least_epsilon(setting.walk, held_log, held_eps[::-1], t)
+
+    def improve(_, state):
+        # The best t depends on the threshold, and the threshold on t.
+        low, t = state
+        at = jnp.where(low > 0, low, high)
+        new = _best_fixed(setting.walk, at, held_eps[::-1])
+        _, reached = walk.least_epsilon(setting.walk, held_log, held_eps[::-1], new)
+        return jnp.maximum(low, reached), jnp.where(reached > low, new, t)
+
+    low, t = lax.fori_loop(0, 2, improve, (jnp.zeros_like(high), held_eps[::-1] / 2))
     known = jnp.isneginf(held_log) | (held_log >= 0)
     low = jnp.where(known, high * (1 - 16 * ULP * eps.shape[0]), jnp.clip(low, 0.0, high))
     middle = (low + high) / 2
@@ -101,8 +106,7 @@ def epsilon_kernel(static: tuple[bool, Fixed], query, eps, count):
 
 
 def _walk_lane(setting: walk.Walk, x, eps, t):
-    # Far below zero delta is 1 - e^x to the last digit.
-    x = jnp.sign(x) * binomial.magnitude(x, jnp.sum(eps) + 800.0)
+    x = binomial.finite(x, jnp.sum(eps))
     upper, lower, value = walk.log_delta(setting, x, eps[::-1], t[::-1])
     value = jnp.where(jnp.isfinite(value), value, 0.0)
     moving = value - lax.stop_gradient(value)

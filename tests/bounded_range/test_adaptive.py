@@ -141,14 +141,18 @@ class TestGap:
         assert np.all(adaptive[0][3:] > fixed[2][3:])  # and it is where there is one
 
     def test_cost(self):
-        lower, upper, adaptive, fixed = (np.asarray(a) for a in br.adaptivity_cost(LANE_X, LANE_EPS, count=COUNT, **CELLS))
+        lower, upper, adaptive, fixed = (
+            np.asarray(a) for a in br.adaptivity_cost(LANE_X, LANE_EPS, count=COUNT, **CELLS)
+        )
         assert np.all(0 < lower) and np.all(lower <= upper)
         np.testing.assert_array_equal(upper, adaptive[2] - fixed[0])
 
 
 def mixed_delta(pairs, weights, eps, x):
     """delta of the mechanism that draws which product of pairs it is, and puts the draw out."""
-    return sum(float(w) * float(oracle.delta_of_pairs([eps] * len(t), t, x)) for w, t in zip(weights, pairs, strict=True))
+    return sum(
+        float(w) * float(oracle.delta_of_pairs([eps] * len(t), t, x)) for w, t in zip(weights, pairs, strict=True)
+    )
 
 
 class TestMixing:
