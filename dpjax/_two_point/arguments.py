@@ -158,6 +158,12 @@ class Lanes:
             known = self.query <= 0 if is_log else (self.query >= 0) & (self.query <= 1)
         return known, (self.epsilons >= 0) & (self.epsilons < np.inf)
 
+    def within(self) -> tuple[Any, Any]:
+        """``extra`` and the epsilons in one dtype, to compare them."""
+        if not self._traced:
+            return self.extra, self.epsilons
+        return jnp.asarray(self.extra, self._dtype), jnp.asarray(self.epsilons, self._dtype)
+
     def finish(self, lower: Any, estimate: Any, upper: Any, *valid: Any) -> Bounds:
         """Bounds in the caller's shape; a scalar answer is a NumPy scalar or a traced scalar.
 

@@ -21,7 +21,7 @@ from jax import lax
 from dpjax._two_point import moments
 from dpjax._two_point.moments import pair
 from dpjax._two_point.roots import moving_root, safe_sides
-from dpjax._two_point.window import ULP
+from dpjax._two_point.window import ULP, first_largest
 
 ALL = 10_000  # pairs up to which the optimum tries every l
 
@@ -177,7 +177,7 @@ def _descends(x, eps, k, l):
     gain = jnp.expm1(eps - s) - (eps - s)
     loss = jnp.expm1(-s) + s
     ratio = jnp.log((k - 1 - l) / (l + 1) * down / up * gain / loss)
-    (up_low, down_low), (up_high, down_high) = pair(eps, low), pair(eps, high)
+    (_, down_low), (up_high, down_high) = pair(eps, low), pair(eps, high)
     ahead = jnp.maximum(jnp.abs((k - 1) * down_low - l), jnp.abs((k - 1) * down_high - l)) + 1
     steep = 1 + jnp.exp(high - eps) / -jnp.expm1(-eps) * ahead / (up_high * down_low)
     change = eps / (k + 1) * steep + 1e-9
@@ -206,8 +206,8 @@ def _window(setting: Binomial, x, eps, k):
     down, up = _descends(x, eps, k, l)
     after_summit = jnp.concatenate([jnp.zeros(1, bool), down[:-1]])
     can = valid & (held >= reached) & ~up & ~after_summit
-    first = jnp.argmax(can).astype(x.dtype)
-    last = setting.pairs - 1.0 - jnp.argmax(can[::-1])
+    first = first_largest(can).astype(x.dtype)
+    last = setting.pairs - 1.0 - first_largest(can[::-1])
     return first, last, markov(lam, moments.log_mgf(eps, lam))
 
 
@@ -219,7 +219,7 @@ def _best(setting: Binomial, x, eps, k):
         first, last, bound = _window(setting, x, eps, k)
     l = first + jnp.arange(setting.tries, dtype=jnp.float64)
     logs = _log_tries(setting, x, eps, k, jnp.where(l <= last, l, -1.0))
-    return l[jnp.argmax(logs)], last - first >= setting.tries, bound
+    return l[first_largest(logs)], last - first >= setting.tries, bound
 
 
 def _rounding(setting, x, eps, t, k, last, log_value):

@@ -61,11 +61,11 @@ def bracket(grid: Grid, x, eps, t):
     n, m = window(grid, SPREAD), grid.cells
     offset = fixed_x - (jnp.cumsum(moved_t[::-1])[::-1] - moved_t)
     centre = fixed_x - (jnp.cumsum(drift[::-1])[::-1] - drift)
-    start = (jnp.floor((centre - offset) / h)).astype(int) - n // 2
+    start = (jnp.floor((centre - offset) / h)).astype(jnp.int32) - n // 2
     start = start.at[-1].set(-(n // 2))
     # Before the first step: the same frame, moved by that step's t.
     offset = jnp.concatenate([offset[:1] - moved_t[:1], offset])
-    start = jnp.concatenate([jnp.floor((centre[:1] - drift[:1] - offset[:1]) / h).astype(int) - n // 2, start])
+    start = jnp.concatenate([jnp.floor((centre[:1] - drift[:1] - offset[:1]) / h).astype(jnp.int32) - n // 2, start])
 
     tilts = rho * jnp.asarray(OUTSIDE)
     spent = jnp.where(on[:, None], log_moment(fixed_eps[:, None], fixed_t[:, None], tilts), 0.0)
@@ -75,7 +75,7 @@ def bracket(grid: Grid, x, eps, t):
     cap = jnp.exp(log_kernel(rho) + room)
     # Arguments two and more cells outside a window are needed up to one step's eps and its move.
     reach = 2 * m + 2 * MARGIN + 4
-    cells = jnp.clip(jnp.floor(fixed_eps / h).astype(int), 0, m)
+    cells = jnp.clip(jnp.floor(fixed_eps / h).astype(jnp.int32), 0, m)
     base_rest = jnp.clip(fixed_eps - cells * h, 0.0, h)
 
     def step(carry, step_in):

@@ -35,6 +35,13 @@ def around(log_delta):
     return log_delta - room, log_delta + room
 
 
+def first_largest(values):
+    """argmax along the only axis. With JAX's flag off, that of a float64 fails to lower inside a caller's jit (0.10)."""
+    last = values.shape[0] - 1
+    index = jnp.arange(last + 1, dtype=jnp.int32)
+    return jnp.min(jnp.where(values == jnp.max(values), index, last))
+
+
 def invert(xs, upper, lower, slopes, log_delta, total, pad):
     """The least threshold that the chords certify, and the largest one that the lines exclude.
 
@@ -49,7 +56,7 @@ def invert(xs, upper, lower, slopes, log_delta, total, pad):
     """
     enough, short = around(log_delta)
     met = upper <= enough
-    i = jnp.argmax(met)
+    i = first_largest(met)
     before = jnp.maximum(i - 1, 0)
     # On the chord in e^x between the two points, in units of delta.
     over, under = jnp.exp(upper[before] - enough), jnp.exp(upper[i] - enough)
@@ -59,7 +66,7 @@ def invert(xs, upper, lower, slopes, log_delta, total, pad):
     high = jnp.clip(jnp.where(jnp.any(met), high, total), 0.0, total)
 
     exceeds = lower > short
-    last = xs.shape[0] - 1 - jnp.argmax(exceeds[::-1])
+    last = xs.shape[0] - 1 - first_largest(exceeds[::-1])
     gain = -jnp.expm1(short - lower[last]) / jnp.maximum(slopes[last] * (1 + 4 * pad), 1e-300)
     line = xs[last] + jnp.log1p(jnp.maximum(gain, 0.0))
     low = jnp.where(jnp.any(exceeds), line * (1 - 8 * ULP) - 8 * ULP, 0.0)

@@ -12,7 +12,7 @@ from jax import lax
 from dpjax._two_point import binomial, walk
 from dpjax._two_point.moments import as_log, log_mgf_prime, saddle, worst_t
 from dpjax._two_point.roots import moving_root
-from dpjax._two_point.window import ULP
+from dpjax._two_point.window import ULP, first_largest
 from dpjax.bounded_range import _optimum as optimum
 
 
@@ -27,7 +27,7 @@ def _best_fixed(setting: walk.Walk, x, eps):
 
     if not walk.enumerates(setting):
         candidates = jax.vmap(family)(jnp.asarray((0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)))
-        return candidates[jnp.argmax(lax.map(reached, candidates))]
+        return candidates[first_largest(lax.map(reached, candidates))]
 
     # A few pairs: each t in turn over all of its range, then ever closer; from several starts, since the supremum is
     # over a function with many summits.
@@ -40,11 +40,11 @@ def _best_fixed(setting: walk.Walk, x, eps):
         trial = jnp.clip(t[i] + fractions * reach * eps[i], 0.0, eps[i])
         ts = jax.vmap(lambda v: t.at[i].set(v))(trial)
         values = jax.vmap(reached)(ts)
-        return ts[jnp.argmax(values)], jnp.max(values)
+        return ts[first_largest(values)], jnp.max(values)
 
     starts = jnp.concatenate([family(1.0)[None], jnp.asarray((0.35, 0.5, 0.65, 0.8, 0.95))[:, None] * eps])
     ends, values = lax.map(lambda t: lax.fori_loop(0, 14 * eps.shape[0], coordinate, (t, -jnp.inf)), starts)
-    return ends[jnp.argmax(values)]
+    return ends[first_largest(values)]
 
 
 class Fixed(NamedTuple):

@@ -119,10 +119,10 @@ def plan(grid: Grid, x, steps: Steps) -> Plan:
     rho = tilt(x, steps)
     kappa, drift, t = _tilted(steps, rho)
     if grid.equal:
-        cells = jnp.where(active, grid.cells, 0)
+        cells = jnp.where(active, jnp.int32(grid.cells), jnp.int32(0))
         rest = jnp.zeros_like(eps)
     else:
-        cells = jnp.clip(jnp.floor(eps / h).astype(int), 0, grid.cells)
+        cells = jnp.clip(jnp.floor(eps / h).astype(jnp.int32), 0, grid.cells)
         rest = jnp.clip(eps - cells * h, 0.0, h)
     level = jnp.floor(t / h)
     shift = jnp.where(active, jnp.clip(t - level * h, 0.0, h), 0.0)
@@ -130,13 +130,13 @@ def plan(grid: Grid, x, steps: Steps) -> Plan:
     offset = x - later
     centre = x - (jnp.cumsum(drift[::-1])[::-1] - drift)
     n = window(grid)
-    start = jnp.floor((centre - offset) / h).astype(int) - n // 2
+    start = jnp.floor((centre - offset) / h).astype(jnp.int32) - n // 2
     # The last window is centred on the queried threshold, which is its index 0.
     start = start.at[-1].set(-(n // 2))
     tilts = rho * jnp.asarray(OUTSIDE)
     spent = jax.vmap(lambda lam: _tilted(steps, lam)[0], out_axes=1)(tilts)
     heights = jnp.cumsum(spent, axis=0) + log_kernel(tilts)
-    only = jnp.where(steps.given, level, -1.0).astype(int)
+    only = jnp.where(steps.given, level, -1.0).astype(jnp.int32)
     room = 1e-9 + 64 * ULP * OUTSIDE[-1] * rho * (jnp.sum(eps) + jnp.abs(x))
     return Plan(h, rho, kappa, cells, rest, shift, start, offset, tilts, heights, only, room)
 
@@ -155,7 +155,7 @@ def log_upper(grid: Grid, x, steps: Steps):
     cap = jnp.exp(log_kernel(rho) + p.room)
     grow, width = jnp.exp(rho * h), jnp.expm1(h)
     edge = jnp.exp(h) / width
-    j = jnp.arange(-1, m + 1)
+    j = jnp.arange(-1, m + 1, dtype=jnp.int32)
 
     def step(value, step_in):
         (e, k, kappa, rest, shift, move, on, only), edge_x, height, spent = step_in
@@ -220,7 +220,7 @@ def log_upper(grid: Grid, x, steps: Steps):
                 inner = jnp.clip((at(ratio) * root[c] - 1) / width, low[c], high[c])
                 return jnp.maximum(best, used[c] * jnp.maximum(value_at(inner), value_at(low[c])))
 
-            best = lax.fori_loop(0, m + 2, cell, best)
+            best = lax.fori_loop(jnp.int32(0), jnp.int32(m + 2), cell, best)
         return _masked(on, jnp.clip(best, TINY, cap), value), None
 
     start0 = p.offset[0] + (p.start[0] + jnp.arange(n)) * h
@@ -253,7 +253,7 @@ def log_lower(grid: Grid, x, steps: Steps):
     n, m = window(grid), grid.cells
     h, rho = p.h, p.rho
     rest = p.rest + (eps - lax.stop_gradient(eps)) - slip
-    j = jnp.arange(m + 1)
+    j = jnp.arange(m + 1, dtype=jnp.int32)
     below = jnp.exp(-rho * h * jnp.arange(m + MARGIN, 0, -1))
 
     def step(carry, step_in):
@@ -301,8 +301,8 @@ def log_lower(grid: Grid, x, steps: Steps):
             return jnp.maximum(new, value), jnp.where(new > value, c, which)
 
         nothing = jnp.zeros(n), jnp.full(n, jnp.maximum(only, 0), dtype=jnp.int32)
-        _, which = lax.fori_loop(0, m + 1, play, nothing)
-        at = jnp.arange(n) + m - which
+        _, which = lax.fori_loop(jnp.int32(0), jnp.int32(m + 1), play, nothing)
+        at = jnp.arange(n, dtype=jnp.int32) + m - which
         to, back = (weight * q)[which], (weight * (1 - q))[which]
         mixed = tuple(to * a[at] + back * b[at] for a, b in zip(first, second, strict=True))
         return _masked(on, mixed, carry), None

@@ -96,7 +96,8 @@ def delta(
       cells: grid cells per (largest) epsilon, instead of what follows from rtol. The width falls as 1 / cells^2.
 
     Returns:
-      The certified upper end, rounding included, in the broadcast shape of the arguments' leading axes.
+      The certified upper end, rounding included, in the broadcast shape of the arguments' leading axes. Its derivative
+      is that of the adversary found on the grid, first order only and right to about 1 / cells.
 
     Guarantee:
       Never below the optimum: with adaptive=True the recursion over the threshold that remains (section 6 of
@@ -269,7 +270,8 @@ def fixed_delta_bounds(
         args = (lanes.query, lanes.epsilons, lanes.extra)
         kernel = _fixed.walk_kernel
     found = arguments.run(kernel, setting, *args)
-    return lanes.finish(*found, *lanes.usable(), (lanes.extra >= 0) & (lanes.extra <= lanes.epsilons))
+    within, most = lanes.within()
+    return lanes.finish(*found, *lanes.usable(), (within >= 0) & (within <= most))
 
 
 def fixed_delta(epsilon_global: ArrayLike, epsilons: Any, t: Any, *, count: Any = 1, rtol: float = 1e-4) -> Any:

@@ -167,6 +167,7 @@ class TestUnequal:
             assert found == pytest.approx(bounds.lower, rel=1e-5)
             assert bounds.lower <= bounds.estimate <= bounds.upper
 
+    @pytest.mark.slow
     def test_epsilon(self):
         epsilons = [0.2, 0.3, 0.5, 0.8]
         found = br.epsilon_bounds(0.01, epsilons, cells=32, **FIXED)
