@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says where a name lives
+    from dpjax import bounded_range as bounded_range
+    from dpjax import pure_dp as pure_dp
     from dpjax.accounting import Bounds as Bounds
     from dpjax.accounting import Method as Method
     from dpjax.accounting import Status as Status
@@ -25,23 +27,32 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax.loss_distribution import characteristic_function as characteristic_function
     from dpjax.loss_distribution import privacy_loss_cdf as privacy_loss_cdf
     from dpjax.mechanisms import Adjacency as Adjacency
+    from dpjax.mechanisms import ApproximateDP as ApproximateDP
+    from dpjax.mechanisms import BoundedRange as BoundedRange
     from dpjax.mechanisms import Composed as Composed
     from dpjax.mechanisms import ComposedOver as ComposedOver
+    from dpjax.mechanisms import ExponentialMechanism as ExponentialMechanism
     from dpjax.mechanisms import Gaussian as Gaussian
     from dpjax.mechanisms import Mechanism as Mechanism
     from dpjax.mechanisms import PoissonSampled as PoissonSampled
+    from dpjax.mechanisms import PureDP as PureDP
     from dpjax.mechanisms import SelfComposed as SelfComposed
     from dpjax.mechanisms import dpsgd as dpsgd
 
+_MODULES = ("bounded_range", "pure_dp")
 _HOME = {
     "Adjacency": "mechanisms",
+    "ApproximateDP": "mechanisms",
+    "BoundedRange": "mechanisms",
     "Bounds": "accounting",
     "Composed": "mechanisms",
     "ComposedOver": "mechanisms",
+    "ExponentialMechanism": "mechanisms",
     "Gaussian": "mechanisms",
     "Mechanism": "mechanisms",
     "Method": "accounting",
     "PoissonSampled": "mechanisms",
+    "PureDP": "mechanisms",
     "SelfComposed": "mechanisms",
     "Status": "accounting",
     "characteristic_function": "loss_distribution",
@@ -57,6 +68,8 @@ __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
@@ -65,4 +78,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

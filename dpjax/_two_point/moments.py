@@ -103,26 +103,28 @@ def saddle(x, mean, largest, sweeps: int = 60):
     return jnp.exp(sum(lax.fori_loop(0, sweeps, halve, (low, high))) / 2)
 
 
-def markov_tilt(log_delta, eps, weights, sharp: bool, sweeps: int = 60):
-    """The lam with the least (sum w log_mgf(eps, lam) + c(lam) - log_delta) / lam; c = 0 unless sharp."""
+def markov_tilt(log_delta, spent, largest, sharp: bool, sweeps: int = 60):
+    """The lam with the least (log E exp(lam L) + c(lam) - log_delta) / lam; c = 0 unless sharp.
 
-    def slope_sign(lam):
-        rise = jnp.sum(weights * (lam * log_mgf_prime(eps, lam) - log_mgf(eps, lam)))
-        extra = jnp.log1p(lam) if sharp else 0.0  # lam c' - c = log(1 + lam)
-        return rise + extra + log_delta
-
-    largest = jnp.max(jnp.where(weights > 0, eps, 0.0))
+    Args:
+      log_delta: a scalar.
+      spent: lam -> log E exp(lam L) and its derivative.
+      largest: of the epsilons.
+      sharp: with c(lam) = log_kernel(lam).
+    """
     low = jnp.asarray(math.log(1e-8))
     high = jnp.log(1e4 / jnp.where(largest > 0, largest, 1.0))
 
     def halve(_, ends):
         low, high = ends
         mid = (low + high) / 2
-        falling = slope_sign(jnp.exp(mid)) < 0
+        lam = jnp.exp(mid)
+        moment, mean = spent(lam)
+        extra = jnp.log1p(lam) if sharp else 0.0  # lam c' - c = log(1 + lam)
+        falling = lam * mean - moment + extra + log_delta < 0
         return jnp.where(falling, mid, low), jnp.where(falling, high, mid)
 
-    low, high = lax.fori_loop(0, sweeps, halve, (low, high))
-    return jnp.exp((low + high) / 2)
+    return jnp.exp(sum(lax.fori_loop(0, sweeps, halve, (low, high))) / 2)
 
 
 def as_log(is_log: bool, delta):

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpjax._two_point.moments import log_kernel, log_moment, mean_loss, pair, saddle
+from dpjax._two_point.moments import log_kernel, log_moment, markov_tilt, mean_loss, pair, saddle
 from dpjax._two_point.roots import safe_sides
 from dpjax._two_point.window import MARGIN, OUTSIDE, TINY, ULP, Grid, invert, window
 
@@ -198,18 +198,9 @@ def least_epsilon(setting: Walk, log_delta, eps, t):
         return safe_sides(lambda x: _log_enumerated(x, eps, t), log_delta, total)
     safe_eps, safe_t = jnp.where(on, eps, 1.0), jnp.where(on, t, 0.5)
 
-    def halve(_, ends):
-        low, high = ends
-        mid = (low + high) / 2
-        lam = jnp.exp(mid)
-        rise = jnp.sum(jnp.where(on, lam * mean_loss(safe_eps, safe_t, lam) - log_moment(safe_eps, safe_t, lam), 0.0))
-        falling = rise + jnp.log1p(lam) + log_delta < 0
-        return jnp.where(falling, mid, low), jnp.where(falling, high, mid)
-
-    largest = jnp.max(jnp.where(on, eps, 0.0))
-    ends = jnp.asarray(math.log(1e-8)), jnp.log(1e4 / jnp.where(largest > 0, largest, 1.0))
-    lam = jnp.exp(sum(lax.fori_loop(0, 60, halve, ends)) / 2)
-    spent = jnp.sum(jnp.where(on, log_moment(safe_eps, safe_t, lam), 0.0))
+    spends = lambda lam: tuple(jnp.sum(jnp.where(on, f(safe_eps, safe_t, lam), 0.0)) for f in (log_moment, mean_loss))
+    lam = markov_tilt(log_delta, spends, jnp.max(jnp.where(on, eps, 0.0)), True)
+    spent = spends(lam)[0]
     markov = jnp.clip((spent + log_kernel(lam) - log_delta) / lam * (1 + 1e-9), 0.0, total)
 
     def around(_, ends):

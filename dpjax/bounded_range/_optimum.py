@@ -164,13 +164,12 @@ def delta_kernel(setting: Setting, x, eps, t, count):
 
 
 def epsilon_bracket(setting: Setting, log_delta, eps, t, count):
-    """(lower end, upper end) of epsilon; no pair with a given t."""
+    """(lower end, upper end) of epsilon."""
     grid = setting.grid
     steps = layout(grid, eps, t, count)
     total = _most(steps)
-    weights = steps.active.astype(steps.eps.dtype)
-    lam = moments.markov_tilt(log_delta, steps.eps, weights, True)
-    spent = jnp.sum(weights * moments.log_mgf(steps.eps, lam))
+    lam = moments.markov_tilt(log_delta, lambda lam: recursion.spent(steps, lam), jnp.max(steps.eps), True)
+    spent = recursion.spent(steps, lam)[0]
     markov = jnp.clip((spent + moments.log_kernel(lam) - log_delta) / lam * (1 + 1e-9), 0.0, total)
 
     least = jnp.zeros_like(markov)

@@ -104,10 +104,16 @@ def _tilted(steps: Steps, lam):
     return tuple(jnp.where(steps.active, a, 0.0) for a in chosen)
 
 
+def spent(steps: Steps, lam):
+    """log E exp(lam L) of all steps, the largest where t is chosen, and its derivative in lam."""
+    moment, mean, _ = _tilted(steps, lam)
+    return jnp.sum(moment), jnp.sum(mean)
+
+
 def tilt(x, steps: Steps):
     """The lam that minimises the bound of Markov's inequality on h(x). Constant under AD."""
     x, steps = lax.stop_gradient((x, steps))
-    return saddle(x, lambda lam: jnp.sum(_tilted(steps, lam)[1]), jnp.max(steps.eps))
+    return saddle(x, lambda lam: spent(steps, lam)[1], jnp.max(steps.eps))
 
 
 def plan(grid: Grid, x, steps: Steps) -> Plan:
@@ -134,8 +140,8 @@ def plan(grid: Grid, x, steps: Steps) -> Plan:
     # The last window is centred on the queried threshold, which is its index 0.
     start = start.at[-1].set(-(n // 2))
     tilts = rho * jnp.asarray(OUTSIDE)
-    spent = jax.vmap(lambda lam: _tilted(steps, lam)[0], out_axes=1)(tilts)
-    heights = jnp.cumsum(spent, axis=0) + log_kernel(tilts)
+    each = jax.vmap(lambda lam: _tilted(steps, lam)[0], out_axes=1)(tilts)
+    heights = jnp.cumsum(each, axis=0) + log_kernel(tilts)
     only = jnp.where(steps.given, level, -1.0).astype(jnp.int32)
     room = 1e-9 + 64 * ULP * OUTSIDE[-1] * rho * (jnp.sum(eps) + jnp.abs(x))
     return Plan(h, rho, kappa, cells, rest, shift, start, offset, tilts, heights, only, room)
@@ -158,12 +164,12 @@ def log_upper(grid: Grid, x, steps: Steps):
     j = jnp.arange(-1, m + 1, dtype=jnp.int32)
 
     def step(value, step_in):
-        (e, k, kappa, rest, shift, move, on, only), edge_x, height, spent = step_in
+        (e, k, kappa, rest, shift, move, on, only), edge_x, height, used_up = step_in
 
         def outside(i):
             x_out = edge_x + i * h
             bounds = jnp.min(height - p.tilts * x_out[:, None], axis=-1)
-            return jnp.exp(jnp.minimum(bounds, 0.0) + rho * x_out - spent + p.room)
+            return jnp.exp(jnp.minimum(bounds, 0.0) + rho * x_out - used_up + p.room)
 
         after = jnp.arange(1, 2 * m + SLACK)
         above = jnp.minimum(value[-1] * jnp.exp(rho * h * after), outside(n - 1 + after))

@@ -41,7 +41,9 @@ def _mgf_lane(sharp, log_delta, eps, count):
     some = jnp.sum(weights * eps) > 0
     safe = jnp.where(some, eps, 1.0)
     weights = jnp.where(some, weights, 1.0)
-    lam = moments.markov_tilt(*lax.stop_gradient((log_delta, safe, weights)), sharp)
+    held = lax.stop_gradient((log_delta, safe))
+    spends = lambda lam: (jnp.sum(weights * f(held[1], lam)) for f in (log_mgf, log_mgf_prime))
+    lam = moments.markov_tilt(held[0], spends, jnp.max(jnp.where(weights > 0, held[1], 0.0)), sharp)
 
     def slope(lam, log_delta, eps):
         rise = jnp.sum(weights * (lam * log_mgf_prime(eps, lam) - log_mgf(eps, lam)))

@@ -143,8 +143,8 @@ def log_delta(
     Args, Guarantee and Raises: as for :func:`delta`.
 
     Example:
-      >>> print(f"{log_delta(9.0, 0.1, count=100):.2f}")
-      -231.37
+      >>> print(f"{log_delta(99.5, 1.0, count=100, adaptive=False):.2f}")
+      -490.52
     """
     return log_delta_bounds(epsilon_global, epsilons, count=count, adaptive=adaptive, rtol=rtol, cells=cells).upper
 
@@ -197,6 +197,30 @@ def epsilon(
     return epsilon_bounds(
         delta, epsilons, log_delta=log_delta, count=count, adaptive=adaptive, rtol=rtol, cells=cells
     ).upper
+
+
+def sequence_bounds(query: Any, epsilons: Any, t: Any, *, rtol: float = 0.01, is_log: bool | None = None) -> Bounds:
+    """Bounds of delta or epsilon of a sequence in which some t are given and the others are chosen adaptively.
+
+    Args:
+      query: epsilon_global where ``is_log`` is None; else delta (False) or log delta (True).
+      epsilons, t: along the last axis, in the order in which they are run; t is -1 where it is chosen.
+      rtol: as in :func:`delta`.
+      is_log: says what ``query`` is.
+
+    Returns:
+      Bounds of delta, or of epsilon.
+    """
+    size = arguments.stretched(arguments.mechanisms(epsilons, 1), arguments.sequence_length(epsilons, "epsilons"))
+    lanes = arguments.Lanes(query, "query", epsilons, 1, size, extra=t)
+    setting = _optimum.Setting(Grid(size.steps, _optimum.cells_for(size.steps, rtol), False))
+    args = lanes.query, lanes.epsilons, lanes.extra, lanes.counts
+    if is_log is None:
+        found = arguments.run(_optimum.delta_kernel, setting, *args)
+    else:
+        found = arguments.run(_optimum.epsilon_kernel, (is_log, setting), *args)
+    within, most = lanes.within()
+    return lanes.finish(*found, *lanes.usable(is_log), within <= most)
 
 
 class AdaptivityCost(NamedTuple):
@@ -321,8 +345,8 @@ def smaller_delta(
       ValueError: as those.
 
     Example:
-      >>> print(f"{smaller_delta(1.0, 0.2, 0.1, count=50):.4f}")
-      0.0383
+      >>> print(f"{smaller_delta(1.25, 0.5, 0.25, count=10):.4f}")
+      0.0342
     """
     ranged = delta(epsilon_global, range_epsilons, count=count, rtol=rtol)
     return _smaller(ranged, pure_dp.optimal_delta(epsilon_global, dp_epsilons, count=count))

@@ -127,6 +127,7 @@ class TestBesideBoundedRange:
         assert np.all(below.lower <= fixed.upper * (1 + 1e-12)) and np.all(fixed.lower <= adaptive.upper)
         assert np.all(adaptive.lower <= above.upper)
 
+    @pytest.mark.slow
     def test_the_smaller_of_two(self):
         x, count = np.full(LANES, 1.0), COUNT
         eps = np.linspace(0.1, 0.4, LANES)[:, None]

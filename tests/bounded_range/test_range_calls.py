@@ -35,7 +35,7 @@ UNEQUAL = {
     "pure delta": (lambda x, e: pure_dp.optimal_delta(x, e, 1e-3), 0.37),
     "mgf": (lambda x, e: br.mgf_bound(x, e), 0.02),
 }
-SLOW = {"log_delta", "epsilon", "fixed epsilon", "given t", "pure epsilon", "mgf", "dr19"}  # to compile
+SLOW = {"delta", "log_delta", "epsilon", "fixed epsilon", "given t", "pure epsilon", "mgf", "dr19"}  # to compile
 
 
 def some(table):
@@ -85,10 +85,10 @@ def exact_adaptive(x, e):
         return mp.expm1((x - e) / 2) ** 2 / -mp.expm1(-e) if -e <= x <= e else (-mp.expm1(x) if x < -e else mp.mpf(0))
 
     def best(f):
-        ts = [e * i / 24 for i in range(25)]
-        i = max(range(25), key=lambda i: f(ts[i]))
-        low, high = ts[max(i - 1, 0)], ts[min(i + 1, 24)]
-        for _ in range(40):
+        ts = [e * i / 12 for i in range(13)]
+        i = max(range(13), key=lambda i: f(ts[i]))
+        low, high = ts[max(i - 1, 0)], ts[min(i + 1, 12)]
+        for _ in range(22):
             a, b = low + (high - low) / 3, high - (high - low) / 3
             low, high = (a, high) if f(a) < f(b) else (low, b)
         return f((low + high) / 2)
@@ -131,13 +131,29 @@ def test_derivatives_of_epsilon(delta, epsilon):
     assert float(found[1]) == pytest.approx(float(-by_eps / by_x), rel=rtol)
 
 
-def test_derivatives_of_the_adaptive_optimum():
-    query, x, eps = (lambda x, e: br.delta(x, e, count=3, cells=256)), 0.6, 0.5
+@pytest.fixture(scope="module")
+def adaptive_slopes():
+    """d delta / d epsilon_global and d delta / d epsilon of three adaptive mechanisms at (0.6, 0.5), by quotients."""
     with mp.workdps(20):
-        h = mp.mpf(1) / 200
+        h, x, eps = mp.mpf(1) / 200, mp.mpf(0.6), mp.mpf(0.5)
         quotient = lambda f: float((f(h) - f(-h)) / (2 * h))
-        by_x = quotient(lambda h: exact_adaptive(mp.mpf(x) + h, mp.mpf(eps)))
-        by_eps = quotient(lambda h: exact_adaptive(mp.mpf(x), mp.mpf(eps) + h))
+        return quotient(lambda h: exact_adaptive(x + h, eps)), quotient(lambda h: exact_adaptive(x, eps + h))
+
+
+def test_the_adaptive_optimum_traced(adaptive_slopes):
+    query, x, eps = EQUAL["delta"]
+    compiled = jax.jit(jax.value_and_grad(query, (0, 1)))
+    value, slopes = compiled(x, eps)
+    here = query(np.float64(np.float32(x)), np.float64(np.float32(eps)))
+    assert here <= float(value) <= here * (1 + 3e-7)
+    np.testing.assert_allclose(slopes, adaptive_slopes, rtol=0.05)  # 16 cells
+    assert np.isnan(jax.tree.leaves(compiled(x, -eps))).all()
+
+
+@pytest.mark.slow
+def test_derivatives_of_the_adaptive_optimum(adaptive_slopes):
+    query, x, eps = (lambda x, e: br.delta(x, e, count=3, cells=256)), 0.6, 0.5
+    by_x, by_eps = adaptive_slopes
     found = jax.jit(jax.grad(query, (0, 1)))(x, eps)
     assert float(found[0]) == pytest.approx(by_x, rel=2e-3) and float(found[1]) == pytest.approx(by_eps, rel=2e-3)
     inverse = jax.grad(lambda d: br.epsilon(d, eps, count=3, cells=256))(float(query(x, eps)))

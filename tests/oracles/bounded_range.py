@@ -85,23 +85,24 @@ def restricted(widths, start, cells):
     """The adaptive optimum against an adversary who plays t from a grid: plain recursion in float64.
 
     Args:
-      widths: the epsilons in the order in which they are run, in whole units of 1 / cells of ``unit``.
+      widths: the epsilons in the order in which they are run, in whole units; (epsilon, t) where t is given.
       start: (threshold, unit): the threshold in whole units, and how large a unit is.
       cells: how finely a unit is divided.
     """
     threshold, unit = start
     h = unit / cells
-    reach = sum(widths) * cells + abs(threshold) * cells + 1
+    steps = [w if isinstance(w, tuple) else (w, None) for w in widths]
+    reach = sum(w for w, _ in steps) * cells + abs(threshold) * cells + 1
     x = np.arange(-reach, reach + 1) * h
     value = np.maximum(-np.expm1(np.minimum(x, 0.0)), 0.0)
-    for width in reversed(widths):
+    for width, given in reversed(steps):
         m = width * cells
         eps = m * h
         new = np.zeros_like(value)
         far = lambda index: np.where(index < 0, -np.expm1(np.minimum((index - reach) * h, 0.0)),
                                      np.where(index > 2 * reach, 0.0, value[np.clip(index, 0, 2 * reach)]))
         index = np.arange(2 * reach + 1)
-        for j in range(m + 1):
+        for j in range(m + 1) if given is None else [given * cells]:
             q = np.expm1(j * h - eps) / np.expm1(-eps)
             new = np.maximum(new, q * far(index - j) + (1 - q) * far(index + m - j))
         value = new
