@@ -191,8 +191,8 @@ def epsilon(
       ValueError: a concrete argument is out of range, or ``count`` is traced. Traced ones out of range give NaN.
 
     Example:
-      >>> print(f"{epsilon(1e-6, 0.1, count=100):.2f} {epsilon(1e-6, 0.1, count=100, adaptive=False):.4f}")
-      2.25 2.2460
+      >>> print(f"{epsilon(1e-6, 0.1, count=100):.2f}")
+      2.25
     """
     return epsilon_bounds(
         delta, epsilons, log_delta=log_delta, count=count, adaptive=adaptive, rtol=rtol, cells=cells

@@ -39,12 +39,16 @@ class TestEqual:
         bounds = pure_dp.optimal_delta_bounds([10.0, np.inf, -np.inf, 0.0], 0.5, 0.01, count=20)
         failed = -np.expm1(20 * np.log1p(-0.01))
         np.testing.assert_allclose(bounds.upper[:3], [failed, failed, 1.0], rtol=1e-12)
+        assert pure_dp.optimal_delta(0.5, 0.5, count=0) == 0
+
+    @pytest.mark.slow
+    def test_limits_of_epsilon(self):
+        failed = -np.expm1(20 * np.log1p(-0.01))
         deltas = np.array([0.0, 0.1, failed, 0.5, 1.0])
         epsilons = pure_dp.optimal_epsilon(deltas, 0.5, 0.01, count=20)
         assert np.all(np.isinf(epsilons[:2])) and epsilons[4] == 0
         assert 10.0 <= epsilons[2] <= np.inf and 0 < epsilons[3] < 10
         assert pure_dp.optimal_epsilon(0.0, 0.5, count=20) == pytest.approx(10.0)
-        assert pure_dp.optimal_delta(0.5, 0.5, count=0) == 0
 
     def test_a_hundred_thousand(self):
         bounds = pure_dp.optimal_delta_bounds(3.0, 0.001, count=100_000)
@@ -81,6 +85,7 @@ class TestUnequal:
             at_low = pure_dp.optimal_delta_bounds(found.lower, FOUR, [1e-5] * 4)
             assert at_high.lower <= delta <= at_low.upper and found.upper - found.lower < 1e-12
 
+    @pytest.mark.slow
     def test_many_that_are_equal_by_another_way(self):
         x = np.array([0.3, 1.5])
         walked = pure_dp.optimal_delta_bounds(x, [0.1] * 40, 1e-7, rtol=1e-3)
