@@ -15,7 +15,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says where a name lives
     from dpjax import adaptive as adaptive
+    from dpjax import bounded_range as bounded_range
     from dpjax import conversions as conversions
+    from dpjax import pure_dp as pure_dp
     from dpjax.accounting import Bounds as Bounds
     from dpjax.accounting import Method as Method
     from dpjax.accounting import Status as Status
@@ -27,26 +29,35 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax.loss_distribution import characteristic_function as characteristic_function
     from dpjax.loss_distribution import privacy_loss_cdf as privacy_loss_cdf
     from dpjax.mechanisms import Adjacency as Adjacency
+    from dpjax.mechanisms import ApproximateDP as ApproximateDP
+    from dpjax.mechanisms import BoundedRange as BoundedRange
     from dpjax.mechanisms import Composed as Composed
     from dpjax.mechanisms import ComposedOver as ComposedOver
+    from dpjax.mechanisms import ExponentialMechanism as ExponentialMechanism
     from dpjax.mechanisms import Gaussian as Gaussian
     from dpjax.mechanisms import Mechanism as Mechanism
     from dpjax.mechanisms import PoissonSampled as PoissonSampled
+    from dpjax.mechanisms import PureDP as PureDP
     from dpjax.mechanisms import SelfComposed as SelfComposed
     from dpjax.mechanisms import dpsgd as dpsgd
 
 _HOME = {  # None: the name is that of a module
     "Adjacency": "mechanisms",
+    "ApproximateDP": "mechanisms",
+    "BoundedRange": "mechanisms",
     "Bounds": "accounting",
     "Composed": "mechanisms",
     "ComposedOver": "mechanisms",
+    "ExponentialMechanism": "mechanisms",
     "Gaussian": "mechanisms",
     "Mechanism": "mechanisms",
     "Method": "accounting",
     "PoissonSampled": "mechanisms",
+    "PureDP": "mechanisms",
     "SelfComposed": "mechanisms",
     "Status": "accounting",
     "adaptive": None,
+    "bounded_range": None,
     "characteristic_function": "loss_distribution",
     "conversions": None,
     "delta": "accounting",
@@ -56,6 +67,7 @@ _HOME = {  # None: the name is that of a module
     "epsilon_bounds": "accounting",
     "log_delta": "accounting",
     "privacy_loss_cdf": "loss_distribution",
+    "pure_dp": None,
 }
 __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -45,6 +45,21 @@ def _capacity(settings: Settings) -> int:
     return max(MANY, 1 << (settings.max_nodes - 1).bit_length())
 
 
+def _empty(given: np.ndarray) -> Answer:
+    """What is known before the first pass."""
+    lanes = given.shape[0]
+    return Answer(*contour.start(given), np.zeros(lanes, bool), np.zeros(lanes, bool), np.zeros(lanes))
+
+
+def _take(tree: Any, index: Any) -> Any:
+    return jax.tree.map(lambda a: a[index], tree)
+
+
+def _put(whole: tuple, index: np.ndarray, part: tuple) -> None:
+    for a, b in zip(whole, part, strict=True):
+        a[index] = b
+
+
 def _pack(found: contour.Solution) -> Answer:
     return Answer(found.lower, found.estimate, found.upper, found.converged, found.cancelled, found.nodes)
 
@@ -61,7 +76,11 @@ def _evaluate(settings: Settings, constants: tuple, xs: tuple, order: int) -> tu
     def one_chunk(chunk):
         problem, given = chunk
         found = contour.solve(
-            problem, given, tol=settings.tol, unknown=settings.unknown, capacity=capacity,
+            problem,
+            given,
+            tol=settings.tol,
+            unknown=settings.unknown,
+            capacity=capacity,
             block=min(_TRACED_BLOCK, capacity),
         )
         if order == 0:
@@ -152,16 +171,33 @@ def _in_chunks(function: Callable, arguments: Any, difficulty: np.ndarray) -> An
     def run(piece):
         index = np.concatenate([piece, np.repeat(piece[:1], size - len(piece))])
         with jax.enable_x64(True):
-            return jax.tree.map(np.asarray, function(jax.tree.map(lambda a: a[index], arguments)))
+            return jax.tree.map(np.asarray, function(_take(arguments, index)))
 
     found = [run(pieces[0])]  # compiles once, before the threads start
     if len(pieces) > 1:
         with ThreadPoolExecutor(2) as pool:
             found += pool.map(run, pieces[1:])
-    back = np.empty_like(order)
-    back[order] = np.arange(lanes)
-    kept = [jax.tree.map(lambda a, n=len(piece): a[:n], part) for piece, part in zip(pieces, found, strict=True)]
-    return jax.tree.map(lambda *a: np.concatenate(a)[back], *kept)
+    kept = [_take(part, slice(len(piece))) for piece, part in zip(pieces, found, strict=True)]
+    return _take(jax.tree.map(lambda *a: np.concatenate(a), *kept), np.argsort(order))
+
+
+def _plan_lanes(problem: Problem, epsilon: np.ndarray, log_delta: np.ndarray, tol: float, capacity: int) -> Plan:
+    arguments = problem, epsilon, log_delta, np.full(epsilon.shape[0], tol)
+    return _in_chunks(lambda a: _plan(*a, capacity=capacity), arguments, _difficulty(problem))
+
+
+def _pass_lanes(settings: Settings, capacity: int, problem: Problem, plan: Plan, given: np.ndarray, old: contour.Ends):
+    """(``Answer``, whether settled) of one pass; lanes that need as many nodes run side by side."""
+    answer, settled = _empty(given), np.zeros(given.shape[0], bool)
+    for size in (MANY, capacity):
+        which = np.flatnonzero((plan.nodes <= MANY) == (size == MANY))
+        if which.size:
+            arguments = _take((problem, plan, given, old, np.full(given.shape[0], settings.tol)), which)
+            cost = np.minimum(plan.nodes[which], size) * 1e-3 + 1 / np.min(plan.step[which], -1, initial=1.0)
+            step = partial(_pass, unknown=settings.unknown, capacity=size, block=min(_BLOCK, size))
+            found, settled[which] = _in_chunks(lambda a, step=step: step(*a), arguments, cost)
+            _put(answer, which, found)
+    return answer, settled
 
 
 def solve_concrete(settings: Settings, problem: Problem, given: np.ndarray) -> Answer:
@@ -172,45 +208,23 @@ def solve_concrete(settings: Settings, problem: Problem, given: np.ndarray) -> A
     for_epsilon = settings.unknown == "epsilon"
     lanes, capacity = given.shape[0], _capacity(settings)
     problem = jax.tree.map(lambda a: np.asarray(a, np.float64), problem)
-    answer = Answer(*contour.start(given), np.zeros(lanes, bool), np.zeros(lanes, bool), np.zeros(lanes))
-    none = np.full(lanes, np.nan)
+    answer, none = _empty(given), np.full(lanes, np.nan)
     epsilon, log_delta = (none, given.copy()) if for_epsilon else (given.copy(), none)
     todo = np.arange(lanes)
     for number in range(contour.PASSES):
-        part, asked = jax.tree.map(lambda a: a[todo], (problem, given))
-
-        def planned(which, tol):
-            arguments = jax.tree.map(lambda a: a[which], (part, epsilon[todo], log_delta[todo]))
-            tols = np.full(which.shape[0], tol)
-            difficulty = _difficulty(arguments[0])
-            return _in_chunks(lambda a: _plan(*a[0], a[1], capacity=capacity), (arguments, tols), difficulty)
-
-        plan = planned(np.arange(todo.size), settings.tol)
+        part, asked, eps, log_d = _take((problem, given, epsilon, log_delta), todo)
+        plan = _plan_lanes(part, eps, log_d, settings.tol, capacity)
         many = np.flatnonzero(plan.nodes > MANY)
         if number == 0 and many.size:
             # there the saddle-point guess is off by orders of magnitude: a rough pass first
-            rough = planned(many, max(settings.tol, contour.ROUGH))
-            for whole, new in zip(plan, rough, strict=True):
-                whole[many] = new
-        settled = np.zeros(todo.size, bool)
-        for size in (MANY, capacity):
-            which = np.flatnonzero((plan.nodes <= MANY) == (size == MANY))
-            if not which.size:
-                continue
-            old = contour.Ends(*(a[todo] for a in answer[:3]))
-            tols = np.full(todo.size, settings.tol)
-            arguments = jax.tree.map(lambda a: a[which], (part, plan, asked, old, tols))
-            cost = np.minimum(plan.nodes[which], size) * 1e-3 + 1 / np.min(plan.step[which], -1, initial=1.0)
-            step = partial(_pass, unknown=settings.unknown, capacity=size, block=min(_BLOCK, size))
-            found, settled[which] = _in_chunks(lambda a: step(*a), arguments, cost)
-            for whole, new in zip(answer, found, strict=True):
-                whole[todo[which]] = new
-        settled |= (plan.nodes > capacity) & (number > 0)
-        estimate = answer.estimate[todo]
-        fallback = plan.epsilon if for_epsilon else plan.log_delta
-        (epsilon if for_epsilon else log_delta)[todo] = np.where(np.isfinite(estimate), estimate, fallback)
-        todo = todo[~settled]
+            tol = max(settings.tol, contour.ROUGH)
+            _put(plan, many, _plan_lanes(*_take((part, eps, log_d), many), tol, capacity))
+        old = contour.Ends(*_take(answer[:3], todo))
+        found, settled = _pass_lanes(settings, capacity, part, plan, asked, old)
+        _put(answer, todo, found)
+        guess = np.where(np.isfinite(found.estimate), found.estimate, plan.epsilon if for_epsilon else plan.log_delta)
+        (epsilon if for_epsilon else log_delta)[todo] = guess
+        todo = todo[~(settled | (plan.nodes > capacity) & (number > 0))]
         if not todo.size:
             break
-    ends = contour.limits(problem, given, contour.Ends(*answer[:3]), settings.unknown)
-    return Answer(*ends, *answer[3:])
+    return Answer(*contour.limits(problem, given, contour.Ends(*answer[:3]), settings.unknown), *answer[3:])

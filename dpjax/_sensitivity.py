@@ -18,6 +18,7 @@ from dpjax._complex import add, mul, ratio
 from dpjax._plan import PI, Plan, Problem
 from dpjax._special import sincos
 
+
 class Sensitivity(NamedTuple):
     """Derivatives of log delta. The parameters stand in the order sigma, q, count (components each), variance, epsilon.
 

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from dpjax import _lanes, _precision, _validate, closed_form, composition
 from dpjax._plan import Problem, largest_loss, log_touched
-from dpjax.mechanisms import Adjacency, Mechanism, PoissonSampled
+from dpjax.mechanisms import Adjacency, Mechanism, PoissonSampled, known_by_parameters
 from dpjax.pairs import SampledGaussianPair, directions
 
 METHODS = ("auto", "closed_form", "contour", "levy")
@@ -26,7 +26,8 @@ class Status(enum.IntEnum):
     """How an answer's interval came about.
 
     CONVERGED: as narrow as ``rtol`` asks. ROUNDING: float64 has no more digits here, the terms of the sum cancel too
-    far. MAX_NODES: ``max_nodes`` contour nodes did not suffice. In each case the interval is certified. INVALID: an
+    far. MAX_NODES: ``max_nodes`` contour nodes did not suffice. GRID: as wide as the grid of ``bounded_range`` leaves it,
+    1% of delta unless an rtol of 1e-4 or more asks for another. In each case the interval is certified. INVALID: an
     argument was out of range, and the answer is NaN.
     """
 
@@ -34,6 +35,7 @@ class Status(enum.IntEnum):
     ROUNDING = 1
     MAX_NODES = 2
     INVALID = 3
+    GRID = 4
 
 
 class Method(enum.IntEnum):
@@ -42,6 +44,7 @@ class Method(enum.IntEnum):
     CLOSED_FORM = 0
     CONTOUR = 1
     LEVY = 2
+    RECURSION = 3
 
 
 class Bounds(NamedTuple):
@@ -265,6 +268,8 @@ def _ask(mechanism, number, given, answer, adjacency, method, rtol, max_nodes, p
     _validate.in_range("rtol", rtol, 1e-15, 0.5)
     _validate.in_range("max_nodes", max_nodes, 64, 65536, integral=True)
     composition.check(mechanism)
+    if known_by_parameters(mechanism):
+        return _by_parameters(mechanism, number, given, answer, method, rtol)
     laid = composition.layout(mechanism, number)
     query = _Query(
         laid.structure, adjacency, answer, given, method, rtol, int(max_nodes), isinstance(mechanism, PoissonSampled)
@@ -278,6 +283,22 @@ def _ask(mechanism, number, given, answer, adjacency, method, rtol, max_nodes, p
         codes = [np.asarray(x, np.int32) for x in flat[3:]]
         out = [np.asarray(x, np.float64).reshape(laid.shape)[()] for x in flat[:3]]
         return Bounds(*out, *(x.reshape(laid.shape)[()] for x in codes))
+
+
+def _by_parameters(mechanism, number, given, answer, method, rtol) -> Bounds:
+    """Mechanisms known by their parameters alone, which are the same in every direction."""
+    from dpjax import parametric  # only loaded when asked for
+
+    if method != "auto":
+        raise ValueError(f"method = {method!r}, but for mechanisms known by their parameters it must be 'auto'.")
+    found = parametric.bounds(mechanism, number, given, answer, rtol if rtol >= 1e-4 else 0.01)
+    xp = _precision.namespace(*found)
+    lower, estimate, upper = found
+    scale = 1.0 if answer == "log_delta" else xp.abs(upper)
+    wide = upper > lower + max(rtol, 1e-12) * scale
+    status = xp.where(xp.isnan(upper), int(Status.INVALID), xp.where(wide, int(Status.GRID), int(Status.CONVERGED)))
+    same = lambda value: xp.zeros(xp.shape(upper), xp.int32) + value
+    return Bounds(lower, estimate, upper, same(status), same(int(Method.RECURSION)), same(0))
 
 
 class _Direction(NamedTuple):

@@ -210,9 +210,7 @@ def block_nodes(plan: Plan, h: jax.Array, start: jax.Array, size: int) -> Block:
     at = lambda number: number.astype(h.dtype) * h[:, None]
     half = jnp.where(n == 0, np.log(0.5), 0.0)
     inside = n.astype(h.dtype) < plan.nodes[:, None]
-    return Block(
-        at(n[::wide]), at(jnp.arange(wide, dtype=np.int32)), at(n), jnp.where(inside, half, -jnp.inf)
-    )
+    return Block(at(n[::wide]), at(jnp.arange(wide, dtype=np.int32)), at(n), jnp.where(inside, half, -jnp.inf))
 
 
 def integrand(
@@ -314,7 +312,10 @@ def sums(plan: Plan, tilt: Tilt, on: Line, eps: jax.Array) -> Sums:
         found = part(np.int32(0))
     else:
         used = jnp.minimum(jnp.max(plan.nodes), capacity)
-        more = lambda carry: (carry[0] + np.int32(size), tuple(a + b for a, b in zip(carry[1], part(carry[0]), strict=True)))
+        more = lambda carry: (
+            carry[0] + np.int32(size),
+            tuple(a + b for a, b in zip(carry[1], part(carry[0]), strict=True)),
+        )
         start = (np.int32(0), (jnp.zeros_like(eps),) * 5)
         found = lax.while_loop(lambda carry: carry[0] < used, more, start)[1]
     total, turn, absolute, absolute_log, absolute_t = (scale * x for x in found)
@@ -417,7 +418,15 @@ def plan(problem: Problem, epsilon: jax.Array, log_delta: jax.Array, tol: jax.Ar
 
 
 def evaluate(
-    problem: Problem, plan: Plan, given: jax.Array, old: Ends, tol: jax.Array, *, unknown: str, capacity: int, block: int
+    problem: Problem,
+    plan: Plan,
+    given: jax.Array,
+    old: Ends,
+    tol: jax.Array,
+    *,
+    unknown: str,
+    capacity: int,
+    block: int,
 ) -> Solution:
     """One pass: the certified ends along ``plan``, or those of ``old`` where they are better.
 
@@ -513,7 +522,9 @@ def solve(problem: Problem, given: jax.Array, *, tol: float, unknown: str, capac
         keep = state.done | rough
         choice = lambda a, b: jnp.where(keep.reshape((lanes,) + (1,) * (a.ndim - 1)), b, a)
         new = jax.tree.map(choice, new, old)
-        guess = jnp.where(jnp.isfinite(new.estimate), new.estimate, new_plan.epsilon if for_epsilon else new_plan.log_delta)
+        guess = jnp.where(
+            jnp.isfinite(new.estimate), new.estimate, new_plan.epsilon if for_epsilon else new_plan.log_delta
+        )
         eps, log_d = (guess, given) if for_epsilon else (given, guess)
         return _State(
             state.passes + 1,

@@ -215,9 +215,7 @@ def _growth(pair: SampledGaussianPair, s: jax.Array, t: jax.Array, down: jax.Arr
     return 0.5 * down * down + (t[:, None] * lost)[..., None] * down + log_secant(pair, s, down)
 
 
-def log_line_alias(
-    pair: SampledGaussianPair, s: jax.Array, t: jax.Array, y: jax.Array, step: jax.Array
-) -> jax.Array:
+def log_line_alias(pair: SampledGaussianPair, s: jax.Array, t: jax.Array, y: jax.Array, step: jax.Array) -> jax.Array:
     """log of a bound on the trapezoid error of N exp(x + i t' L) on Im u = y, 0 <= t' <= t, relative to exp K(s).
 
     By the integrals of the modulus on a line above, y + a < pi sigma, where exp(itL) is below 1, and on one below: the
@@ -233,9 +231,7 @@ def log_line_alias(
     return jnp.logaddexp(above, below)
 
 
-def line_for(
-    pair: SampledGaussianPair, s: jax.Array, t: jax.Array, nats: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def line_for(pair: SampledGaussianPair, s: jax.Array, t: jax.Array, nats: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(y, step): the line and the widest spacing at which ``log_line_alias`` is about -nats; (lanes, components)."""
     limit = _STRIP * PI * pair.sigma
     # On Im u = y the terms are exp(y^2 / 2) larger than on the real axis, and so is their rounding.
@@ -425,9 +421,7 @@ class Moments(NamedTuple):
     spread: jax.Array
 
 
-def columns(
-    pair: SampledGaussianPair, u: jax.Array, y: jax.Array, part_l: tuple[Complex, ...], order: int
-) -> Complex:
+def columns(pair: SampledGaussianPair, u: jax.Array, y: jax.Array, part_l: tuple[Complex, ...], order: int) -> Complex:
     """Derivatives of each part's l with respect to sigma and q at fixed u + iy; (lanes, components, columns, nodes).
 
     order 1: l_sigma, l_q of every part. order 2 adds l_ss, l_sq, l_qq of every part and the products of all the first

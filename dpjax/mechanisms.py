@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import jax
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -102,6 +103,101 @@ class Gaussian(Mechanism):
     def check(self) -> None:
         """Raises ValueError if a concrete field is out of range."""
         _validate.in_range("noise_multiplier", self.noise_multiplier, 0.0)
+
+
+@node
+class BoundedRange(Mechanism):
+    """An exponential mechanism, or any other that is ``epsilon``-bounded-range (arXiv 1909.13830).
+
+    Composed, it means the adaptive optimum's certified upper end: the worst pair of each run may depend on the outcomes
+    of the runs before it. With ``t`` it means that one pair RR_{epsilon,t}, fixed beforehand.
+
+    The parameter is a claim about the neighbours that ``adjacency`` names, in both directions.
+
+    Attributes:
+      epsilon: the range, >= 0.
+      t: the largest loss, in [0, epsilon], or None for the worst.
+
+    Example:
+      >>> BoundedRange(0.1) * 100
+      SelfComposed(BoundedRange(0.1, None), 100)
+    """
+
+    epsilon: ArrayLike
+    t: ArrayLike | None = None
+
+    def __post_init__(self):
+        _set_number(self, "epsilon", 0.0)
+        if self.t is not None:
+            _set_number(self, "t", 0.0)
+        self.check()
+
+    def check(self) -> None:
+        """Raises ValueError if a concrete field is out of range."""
+        _validate.in_range("epsilon", self.epsilon, 0.0, math.inf, high_open=True)
+        if self.t is None:
+            return
+        _validate.in_range("t", self.t, 0.0)
+        traced = _validate.is_traced(self.t) or _validate.is_traced(self.epsilon)
+        if not traced and np.any(np.asarray(self.t) > np.asarray(self.epsilon)):
+            raise ValueError(f"t = {self.t!r}, but it must be a number in [0, epsilon], epsilon = {self.epsilon!r}.")
+
+
+ExponentialMechanism = BoundedRange
+
+
+@node
+class PureDP(Mechanism):
+    """Any ``epsilon``-DP mechanism, by its worst case: randomised response.
+
+    The parameter is a claim about the neighbours that ``adjacency`` names, in both directions.
+
+    Attributes:
+      epsilon: >= 0.
+
+    Example:
+      >>> PureDP(0.5)
+      PureDP(0.5)
+    """
+
+    epsilon: ArrayLike
+
+    def __post_init__(self):
+        _set_number(self, "epsilon", 0.0)
+        self.check()
+
+    def check(self) -> None:
+        """Raises ValueError if a concrete field is out of range."""
+        _validate.in_range("epsilon", self.epsilon, 0.0, math.inf, high_open=True)
+
+
+@node
+class ApproximateDP(Mechanism):
+    """Any ``(epsilon, delta)``-DP mechanism, by its worst case: randomised response that fails with probability delta.
+
+    The parameters are a claim about the neighbours that ``adjacency`` names, in both directions.
+
+    Attributes:
+      epsilon: >= 0.
+      delta: in [0, 1].
+
+    Example:
+      >>> ApproximateDP(0.5, 1e-6)
+      ApproximateDP(0.5, 1e-06)
+    """
+
+    epsilon: ArrayLike
+    delta: ArrayLike
+
+    def __post_init__(self):
+        _set_number(self, "epsilon", 0.0)
+        _set_number(self, "delta", 0.0, 1.0)
+        self.check()
+
+    def check(self) -> None:
+        """Raises ValueError if a concrete field is out of range."""
+        _validate.in_range("epsilon", self.epsilon, 0.0, math.inf, high_open=True)
+        _validate.in_range("delta", self.delta, 0.0, 1.0)
 
 
 @node
@@ -208,6 +304,15 @@ class ComposedOver(Mechanism):
 
     def check(self) -> None:
         """Nothing of its own to check."""
+
+
+PARAMETRIC = (BoundedRange, PureDP, ApproximateDP)  # known by their parameters alone
+
+
+def known_by_parameters(record: Mechanism) -> bool:
+    """Whether any member of ``record`` is known by its parameters alone."""
+    members = jax.tree.leaves(record, is_leaf=lambda m: isinstance(m, PARAMETRIC))
+    return any(isinstance(m, PARAMETRIC) for m in members)
 
 
 def dpsgd(noise_multiplier: ArrayLike, sampling_probability: ArrayLike, steps: ArrayLike) -> SelfComposed:
