@@ -18,7 +18,7 @@ from dpjax._plan import MANY, Plan, Problem
 from dpjax.pairs import SampledGaussianPair
 
 _CHUNK = 32  # lanes that run in one loop under tracing; more would wait for the slowest
-_BUCKETS = (2, 32)  # sizes that concrete batches are padded to, so that few programs are compiled
+_FEW, _PLANNED, _PASSED = 2, 16, 64  # sizes that concrete batches are padded to, so that few programs are compiled
 _BLOCK, _TRACED_BLOCK = 1024, 256  # contour nodes evaluated at once
 
 
@@ -148,8 +148,8 @@ def _difficulty(problem: Problem) -> np.ndarray:
 
 
 @partial(jax.jit, static_argnames=("capacity",))
-def _plan(problem: Problem, epsilon, log_delta, tol, *, capacity: int) -> Plan:
-    return contour.plan(problem, epsilon, log_delta, tol, capacity)
+def _plan(problem: Problem, epsilon, log_delta, tol, thorough, *, capacity: int) -> Plan:
+    return contour.plan(problem, epsilon, log_delta, tol, thorough, capacity)
 
 
 @partial(jax.jit, static_argnames=("unknown", "capacity", "block"))
@@ -158,13 +158,12 @@ def _pass(problem: Problem, plan: Plan, given, old: contour.Ends, tol, **static)
     return _pack(found), found.settled
 
 
-def _in_chunks(function: Callable, arguments: Any, difficulty: np.ndarray) -> Any:
-    """``function`` of lanes, run over chunks of lanes of similar difficulty in two threads; trees of NumPy arrays."""
+def _in_chunks(function: Callable, arguments: Any, difficulty: np.ndarray, most: int) -> Any:
+    """``function`` of lanes, run over chunks of ``most`` of similar difficulty in two threads; trees of NumPy arrays."""
     lanes = difficulty.shape[0]
     leaves = jax.tree.leaves(arguments)
     wide = any(leaf.ndim > 1 and leaf.shape[1] > 64 for leaf in leaves)  # a schedule is a batch by itself
-    buckets = _BUCKETS[:1] if wide else _BUCKETS
-    size = next((b for b in buckets if b >= lanes), buckets[-1])
+    size = _FEW if wide or lanes <= _FEW else most
     order = np.argsort(difficulty, kind="stable")
     pieces = [order[i : i + size] for i in range(0, lanes, size)]
 
@@ -181,9 +180,10 @@ def _in_chunks(function: Callable, arguments: Any, difficulty: np.ndarray) -> An
     return _take(jax.tree.map(lambda *a: np.concatenate(a), *kept), np.argsort(order))
 
 
-def _plan_lanes(problem: Problem, epsilon: np.ndarray, log_delta: np.ndarray, tol: float, capacity: int) -> Plan:
-    arguments = problem, epsilon, log_delta, np.full(epsilon.shape[0], tol)
-    return _in_chunks(lambda a: _plan(*a, capacity=capacity), arguments, _difficulty(problem))
+def _plan_lanes(problem: Problem, epsilon, log_delta, tol: float, capacity: int, thorough: bool) -> Plan:
+    lanes = epsilon.shape[0]
+    arguments = problem, epsilon, log_delta, np.full(lanes, tol), np.full(lanes, thorough)
+    return _in_chunks(lambda a: _plan(*a, capacity=capacity), arguments, _difficulty(problem), _PLANNED)
 
 
 def _pass_lanes(settings: Settings, capacity: int, problem: Problem, plan: Plan, given: np.ndarray, old: contour.Ends):
@@ -195,7 +195,7 @@ def _pass_lanes(settings: Settings, capacity: int, problem: Problem, plan: Plan,
             arguments = _take((problem, plan, given, old, np.full(given.shape[0], settings.tol)), which)
             cost = np.minimum(plan.nodes[which], size) * 1e-3 + 1 / np.min(plan.step[which], -1, initial=1.0)
             step = partial(_pass, unknown=settings.unknown, capacity=size, block=min(_BLOCK, size))
-            found, settled[which] = _in_chunks(lambda a, step=step: step(*a), arguments, cost)
+            found, settled[which] = _in_chunks(lambda a, step=step: step(*a), arguments, cost, _PASSED)
             _put(answer, which, found)
     return answer, settled
 
@@ -213,12 +213,12 @@ def solve_concrete(settings: Settings, problem: Problem, given: np.ndarray) -> A
     todo = np.arange(lanes)
     for number in range(contour.PASSES):
         part, asked, eps, log_d = _take((problem, given, epsilon, log_delta), todo)
-        plan = _plan_lanes(part, eps, log_d, settings.tol, capacity)
+        plan = _plan_lanes(part, eps, log_d, settings.tol, capacity, False)
         many = np.flatnonzero(plan.nodes > MANY)
-        if number == 0 and many.size:
+        if many.size:
             # there the saddle-point guess is off by orders of magnitude: a rough pass first
-            tol = max(settings.tol, contour.ROUGH)
-            _put(plan, many, _plan_lanes(*_take((part, eps, log_d), many), tol, capacity))
+            tol = settings.tol if number else max(settings.tol, contour.ROUGH)
+            _put(plan, many, _plan_lanes(*_take((part, eps, log_d), many), tol, capacity, True))
         old = contour.Ends(*_take(answer[:3], todo))
         found, settled = _pass_lanes(settings, capacity, part, plan, asked, old)
         _put(answer, todo, found)

@@ -281,8 +281,8 @@ def at_tilt(problem: Problem, plan: Plan, index: jax.Array) -> Plan:
     )  # fmt: skip
 
 
-def climb(problem: Problem, plan: Plan, capacity: int) -> Plan:
-    """Picks a tilt: the plan's own, then smaller ones while they save nodes.
+def climb(problem: Problem, plan: Plan, thorough: jax.Array, capacity: int) -> Plan:
+    """Picks a tilt: the plan's own, then, where ``thorough`` (lanes,), smaller ones while they save nodes.
 
     The plan's own takes the loss for Gaussian, which a sparse one is not.
     """
@@ -295,7 +295,7 @@ def climb(problem: Problem, plan: Plan, capacity: int) -> Plan:
         trial = at_tilt(problem, best, index)
         gain = going & ~(cost(trial) >= cost(best))
         best = jax.tree.map(lambda a, b: jnp.where(gain.reshape(gain.shape + (1,) * (a.ndim - 1)), a, b), trial, best)
-        going = going & (gain | ~(best.nodes <= capacity)) & (index >= 1) & (best.nodes > MANY)
+        going = going & (gain | ~(best.nodes <= capacity)) & (index >= 1) & (best.nodes > MANY) & thorough
         return best, jnp.maximum(index - 1, 0), going
 
     return lax.while_loop(lambda carry: jnp.any(carry[2]), body, (plan, plan.index, plan.index >= 0))[0]

@@ -412,9 +412,14 @@ def start(given: jax.Array) -> Ends:
     return Ends(given * 0 - np.inf, given * np.nan, given * 0 + np.inf)
 
 
-def plan(problem: Problem, epsilon: jax.Array, log_delta: jax.Array, tol: jax.Array, capacity: int) -> Plan:
-    """The cheapest contour found for ``epsilon`` and ``log_delta``, of which one may be NaN; (lanes,) each."""
-    return climb(problem, choose(problem, epsilon, log_delta, tol), capacity)
+def plan(
+    problem: Problem, epsilon: jax.Array, log_delta: jax.Array, tol: jax.Array, thorough: jax.Array, capacity: int
+) -> Plan:
+    """The cheapest contour found for ``epsilon`` and ``log_delta``, of which one may be NaN; (lanes,) each.
+
+    Where ``thorough`` is false the first tilt is taken, which is near the best one where few nodes are needed.
+    """
+    return climb(problem, choose(problem, epsilon, log_delta, tol), thorough, capacity)
 
 
 def evaluate(
@@ -511,7 +516,7 @@ def solve(problem: Problem, given: jax.Array, *, tol: float, unknown: str, capac
     run = partial(evaluate, unknown=unknown, capacity=capacity, block=block)
 
     def again(state: _State) -> _State:
-        new_plan = plan(problem, state.epsilon, state.log_delta, state.tol, capacity)
+        new_plan = plan(problem, state.epsilon, state.log_delta, state.tol, given == given, capacity)
         # Where many nodes are needed the saddle-point guess is off by orders of magnitude: a rough pass first.
         first = state.passes == 0
         rough = first & (new_plan.nodes > MANY) & (capacity > MANY)
