@@ -180,9 +180,8 @@ def _in_chunks(function: Callable, arguments: Any, difficulty: np.ndarray, most:
     return _take(jax.tree.map(lambda *a: np.concatenate(a), *kept), np.argsort(order))
 
 
-def _plan_lanes(problem: Problem, epsilon, log_delta, tol: float, capacity: int, thorough: bool) -> Plan:
-    lanes = epsilon.shape[0]
-    arguments = problem, epsilon, log_delta, np.full(lanes, tol), np.full(lanes, thorough)
+def _plan_lanes(problem: Problem, epsilon, log_delta, thorough: np.ndarray, tol: float, capacity: int) -> Plan:
+    arguments = problem, epsilon, log_delta, np.full(epsilon.shape[0], tol), thorough
     return _in_chunks(lambda a: _plan(*a, capacity=capacity), arguments, _difficulty(problem), _PLANNED)
 
 
@@ -210,20 +209,22 @@ def solve_concrete(settings: Settings, problem: Problem, given: np.ndarray) -> A
     problem = jax.tree.map(lambda a: np.asarray(a, np.float64), problem)
     answer, none = _empty(given), np.full(lanes, np.nan)
     epsilon, log_delta = (none, given.copy()) if for_epsilon else (given.copy(), none)
-    todo = np.arange(lanes)
+    todo, thorough = np.arange(lanes), np.zeros(lanes, bool)
     for number in range(contour.PASSES):
-        part, asked, eps, log_d = _take((problem, given, epsilon, log_delta), todo)
-        plan = _plan_lanes(part, eps, log_d, settings.tol, capacity, False)
+        part, asked, *guess = _take((problem, given, epsilon, log_delta, thorough), todo)
+        plan = _plan_lanes(part, *guess, settings.tol, capacity)
         many = np.flatnonzero(plan.nodes > MANY)
-        if many.size:
+        if number == 0 and many.size:
             # there the saddle-point guess is off by orders of magnitude: a rough pass first
-            tol = settings.tol if number else max(settings.tol, contour.ROUGH)
-            _put(plan, many, _plan_lanes(*_take((part, eps, log_d), many), tol, capacity, True))
+            thorough[many] = True
+            part_many, *guess = _take((problem, epsilon, log_delta, thorough), many)
+            _put(plan, many, _plan_lanes(part_many, *guess, max(settings.tol, contour.ROUGH), capacity))
         old = contour.Ends(*_take(answer[:3], todo))
         found, settled = _pass_lanes(settings, capacity, part, plan, asked, old)
         _put(answer, todo, found)
-        guess = np.where(np.isfinite(found.estimate), found.estimate, plan.epsilon if for_epsilon else plan.log_delta)
-        (epsilon if for_epsilon else log_delta)[todo] = guess
+        planned = plan.epsilon if for_epsilon else plan.log_delta
+        better = np.where(np.isfinite(found.estimate), found.estimate, planned)
+        (epsilon if for_epsilon else log_delta)[todo] = better
         todo = todo[~(settled | (plan.nodes > capacity) & (number > 0))]
         if not todo.size:
             break

@@ -255,8 +255,8 @@ def at_tilt(problem: Problem, plan: Plan, index: jax.Array) -> Plan:
         low, high = jnp.where(good, low, t), jnp.where(good, t, high)
         shift = jnp.where(good[:, None], pick(y, at_least(upward)), shift)
         # exact for a Gaussian
-        guess = 1.01 * t * jnp.sqrt(jnp.maximum(whole - level, 1e-3) / jnp.maximum(whole - fallen, 1e-3))
-        settled = settled | good & (guess >= t / 1.03) | (high < 1.04 * low)
+        guess = 1.003 * t * jnp.sqrt(jnp.maximum(whole - level, 1e-3) / jnp.maximum(whole - fallen, 1e-3))
+        settled = settled | good & (guess >= t / 1.02) | (high < 1.02 * low)
         middle = jnp.where(jnp.isinf(high), 1.7 * t, jnp.sqrt(low * high))
         return i + 1, jnp.where((guess > low) & (guess < high), guess, middle), low, high, settled, shift
 
