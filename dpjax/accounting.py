@@ -353,9 +353,15 @@ def _prepare(query: _Query, args: tuple, direction: Adjacency) -> _Direction:
     empty = ~xp.any(active, 1) & (variance == 0)
     # the engine sees sane numbers in every lane
     keep = active & ~bare
+    gaussian = variance
+    if xp is np:  # sampled with certainty: a Gaussian. A tracer's derivative by q would be lost with that
+        certain = keep & (pair.q >= 1)
+        mu = np.count_nonzero(pair.beta, -1) / np.where(certain, pair.sigma, 1.0)
+        gaussian = variance + np.sum(np.where(certain, count * mu**2, 0.0), 1)
+        keep = keep & ~certain
     pair = pair._replace(sigma=xp.where(keep, pair.sigma, 1.0), q=xp.where(keep, pair.q, 0.0))
     idle = invalid | empty | exposed | silent
-    clean = Problem(xp.where(idle, 1.0, variance), pair, xp.where(keep & ~idle[:, None], count, 0.0))
+    clean = Problem(xp.where(idle, 1.0, gaussian), pair, xp.where(keep & ~idle[:, None], count, 0.0))
     full = Problem(variance, problem.pair._replace(sigma=xp.where(bare, 1.0, problem.pair.sigma)), count)
     touched, largest = log_touched(full), largest_loss(full)
     touched = xp.where(xp.isinf(variance), 0.0, touched)
