@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -9,6 +11,11 @@ from dpjax._special import sincos, tan_quarter
 
 Complex = tuple[jax.Array, jax.Array]
 _TINY = 1e-300
+
+
+def each(function: Callable[..., jax.Array], *numbers: Complex) -> Complex:
+    """``function`` of the real parts and of the imaginary parts."""
+    return function(*(z[0] for z in numbers)), function(*(z[1] for z in numbers))
 
 
 def add(a: Complex, b: Complex) -> Complex:

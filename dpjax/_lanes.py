@@ -211,14 +211,15 @@ def solve_concrete(settings: Settings, problem: Problem, given: np.ndarray) -> A
     epsilon, log_delta = (none, given.copy()) if for_epsilon else (given.copy(), none)
     todo, thorough = np.arange(lanes), np.zeros(lanes, bool)
     for number in range(contour.PASSES):
-        part, asked, *guess = _take((problem, given, epsilon, log_delta, thorough), todo)
-        plan = _plan_lanes(part, *guess, settings.tol, capacity)
+        part, asked, eps, log_d, far = _take((problem, given, epsilon, log_delta, thorough), todo)
+        plan = _plan_lanes(part, eps, log_d, far, settings.tol, capacity)
         many = np.flatnonzero(plan.nodes > MANY)
         if number == 0 and many.size:
             # there the saddle-point guess is off by orders of magnitude: a rough pass first
             thorough[many] = True
-            part_many, *guess = _take((problem, epsilon, log_delta, thorough), many)
-            _put(plan, many, _plan_lanes(part_many, *guess, max(settings.tol, contour.ROUGH), capacity))
+            tol = max(settings.tol, contour.ROUGH)
+            sparse, eps, log_d, far = _take((part, eps, log_d, thorough), many)
+            _put(plan, many, _plan_lanes(sparse, eps, log_d, far, tol, capacity))
         old = contour.Ends(*_take(answer[:3], todo))
         found, settled = _pass_lanes(settings, capacity, part, plan, asked, old)
         _put(answer, todo, found)

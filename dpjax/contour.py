@@ -15,12 +15,13 @@ All arrays have a leading axis of lanes, independent problems solved side by sid
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from dpjax import cumulant
 from dpjax._plan import (
@@ -407,7 +408,7 @@ def _epsilon_ends(
     return jnp.max(jnp.where(reaches, below, 0.0), 1), jnp.min(jnp.where(fits, above, jnp.inf), 1)
 
 
-def start(given: jax.Array) -> Ends:
+def start(given: Any) -> Ends:
     """What is known before the first pass."""
     return Ends(given * 0 - np.inf, given * np.nan, given * 0 + np.inf)
 
@@ -427,7 +428,7 @@ def evaluate(
     plan: Plan,
     given: jax.Array,
     old: Ends,
-    tol: jax.Array,
+    tol: ArrayLike,
     *,
     unknown: str,
     capacity: int,
@@ -549,7 +550,7 @@ def solve(problem: Problem, given: jax.Array, *, tol: float, unknown: str, capac
     return found._replace(**limits(problem, given, found, unknown)._asdict())
 
 
-def limits(problem: Problem, given: jax.Array, found: Ends | Solution, unknown: str) -> Ends:
+def limits(problem: Problem, given: Any, found: Ends | Solution, unknown: str) -> Ends:
     """Applies the bounds that always hold: the probability of being sampled at all, the largest loss."""
     xp = namespace(given, found.upper)
     touched, largest = log_touched(problem), largest_loss(problem)

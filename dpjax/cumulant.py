@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax._complex import Complex, add, expm1, mul, polar, scale
+from dpjax._complex import Complex, add, each, expm1, mul, polar, scale
 from dpjax._once import once
 from dpjax._special import LOG_2PI, arctan2, expm1_minus, log, log1p, sincos
 from dpjax.pairs import SampledGaussianPair
@@ -438,7 +438,7 @@ def columns(pair: SampledGaussianPair, u: jax.Array, y: jax.Array, part_l: tuple
         up = expm1(jnp.minimum(exponent[0], 0.0), exponent[1])
         down = expm1(-jnp.maximum(exponent[0], 0.0), -exponent[1])
         near, far = mul(up, base), mul(down, tilt)
-        l_q = tuple(jnp.where(exponent[0] > 0, -b, a) for a, b in zip(near, far, strict=True))
+        l_q = each(lambda a, b, up=exponent[0] > 0: jnp.where(up, -b, a), near, far)
         rho = scale(q, tilt)
         y_i = (v[0] - inv, v[1])
         l_i = mul(rho, y_i)
@@ -506,10 +506,9 @@ def moments(
         e, f = phases(rows), phases(across)
         w = (w[0][:, :, None], w[1][:, :, None])
         weighted = mul(f, w)
-        rows_alone = tuple(jnp.sum(c, -1) for c in mul(e, w))
         new = (
-            add(single_a, rows_alone),
-            add(single_b, tuple(jnp.sum(c, -1) for c in weighted)),
+            add(single_a, each(lambda c: jnp.sum(c, -1), mul(e, w))),
+            add(single_b, each(lambda c: jnp.sum(c, -1), weighted)),
             add(both, dot(e, weighted)),
             spread + jnp.sum(size * (jnp.abs(away) + up), -1),
         )
@@ -517,23 +516,26 @@ def moments(
             full = (1 + f[0], f[1])
             c = mul(columns(pair, u, height, part_l, order), w)
             c = mul((c[0][:, :, :, None], c[1][:, :, :, None]), (full[0][:, :, None], full[1][:, :, None]))
-            flat = tuple(x.reshape((*x.shape[:2], -1, x.shape[-1])) for x in c)  # columns x t-nodes
+            flat = each(lambda x: x.reshape((*x.shape[:2], -1, x.shape[-1])), c)  # columns x t-nodes
             of_columns = add(of_columns, dot((1 + e[0], e[1]), flat))
         return b + 1, *new, of_columns
 
     shape, na, nb = pair.sigma.shape, rows.shape[-1], across.shape[-1]
     zero = jnp.zeros(shape, rows.dtype)
-    zeros = lambda *more: (jnp.zeros((*shape, *more), rows.dtype),) * 2
+
+    def zeros(*more: int) -> Complex:
+        empty = jnp.zeros((*shape, *more), rows.dtype)
+        return empty, empty
+
     start = (np.int32(0), zeros(na), zeros(nb), zeros(na, nb), zero, zeros(na, n_columns * nb))
     _, single_a, single_b, both, spread, of_columns = lax.while_loop(
         lambda carry: carry[0] * block < jnp.max(count), body, start
     )
-    a, b = (
-        (x[..., None] + y[:, :, None] + z).reshape((*shape, na * nb))
-        for x, y, z in zip(single_a, single_b, both, strict=True)
+
+    def by_column(x):
+        return jnp.moveaxis(x.reshape((*shape, na, n_columns, nb)), -2, -1).reshape((*shape, na * nb, n_columns))
+
+    less, b = each(
+        lambda x, y, z: (x[..., None] + y[:, :, None] + z).reshape((*shape, na * nb)), single_a, single_b, both
     )
-    of_columns = tuple(
-        jnp.moveaxis(x.reshape((*shape, na, n_columns, nb)), -2, -1).reshape((*shape, na * nb, n_columns))
-        for x in of_columns
-    )
-    return Moments(-a, b, of_columns, spread)
+    return Moments(-less, b, each(by_column, of_columns), spread)
