@@ -21,7 +21,7 @@ from dpjax import _plan, contour, cumulant, pairs
 from dpjax.mechanisms import Adjacency, Gaussian, PoissonSampled
 
 DIRECTIONS = {"remove": Adjacency.REMOVE, "add": Adjacency.ADD, "replace": Adjacency.REPLACE_ONE}
-PARTS = ("absolute", "absolute_log", "absolute_t phase", "common")
+PARTS = ("absolute", "absolute_log", "absolute_t phase", "turn phase", "common")
 CAPACITY = 2048
 
 
@@ -50,8 +50,7 @@ def evaluate(problem, plan, eps):
 def rows_of(factors, tilt, real_step):
     """Each component with its inner nodes, as `long_double.trapezoid` takes them."""
     low, high, height, step, mean, fine = (
-        np.asarray(a)[0]
-        for a in (tilt.window.low, tilt.window.high, tilt.height, tilt.step, tilt.real.mean, real_step)
+        np.asarray(a)[0] for a in (tilt.window.low, tilt.window.high, tilt.height, tilt.step, tilt.real.mean, real_step)
     )
     number = lambda step: np.ceil((high - low) / step).astype(int) + 1
     real, above = zip(fine, number(fine), strict=True), zip(height, step, number(step), strict=True)
@@ -99,16 +98,17 @@ def measure(rng, tol, work=4e5):
     if float(plan.nodes[0]) * sum(row[5][2] for row in rows) > work:
         return None
     exact, weight, phase, k = exact_sum(direction, rows, plan, on.h, eps)
-    if (
-        not 1e-3 < abs(float(exact)) < np.inf
-    ):  # a first guess of log delta that is far off: the engine goes on from there
+    # a first guess of log delta that is far off: the engine goes on from there
+    if not 1e-3 < abs(float(exact)) < np.inf or not np.isfinite(float(at.total[0])):
         return None
     unit = np.finfo(float).epsneg
     one = jax.tree.map(lambda a: float(a[0]), at)
     spread = float(on.spread[0]) + abs(float(tilt.mean[0] - eps[0]))
     k_size = float(tilt.k_size[0])
     common = 4 * k_size + 8 * (abs(float(plan.s[0] * eps[0])) + abs(float(plan.log_delta[0])) + 8)
-    parts = np.array([one.absolute, one.absolute_log, one.absolute_t * spread, common * abs(one.total)])
+    turn = min(abs(one.slope + float(plan.s[0]) * one.total), one.absolute_t)
+    parts = [one.absolute, one.absolute_log, one.absolute_t * spread, turn * spread, common * abs(one.total)]
+    parts = np.array(parts)
     error = abs(float(np.longdouble(one.total) - exact))
     # the terms' own errors, none cancelling another
     n = len(weight)
@@ -123,7 +123,7 @@ def measure(rng, tol, work=4e5):
     return {
         "ratios": error / (unit * parts),
         "bound": error / float(certificate.rounding[0]),
-        "apart": apart / (unit * (parts[0] * 10 + 3 * parts[1] + 3 * parts[2])),
+        "apart": apart / (float(certificate.rounding[0]) - unit * parts[4]),
         "k ulp/common": abs(float(np.longdouble(float(tilt.k[0])) - k)) / unit / common,
         "k ulp/size": abs(float(np.longdouble(float(tilt.k[0])) - k)) / unit / k_size,
         "error": error / abs(float(exact)),

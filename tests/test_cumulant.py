@@ -432,7 +432,9 @@ def test_tails_above_the_real_axis_are_below_their_bound(direction, cases):
     sigma, q, s = cases(rng)
     y = np.minimum(0.5 * np.pi * sigma, 2.0) * rng.choice([0.25, 0.5, 1.0], LANES)
     win, _, _ = solve_real(direction, sigma, q, s)
-    secant = np.asarray(cumulant.log_secant(pair_of(direction, sigma, q), jnp.asarray(s), jnp.asarray(y)[:, None]))[:, 0]
+    secant = np.asarray(cumulant.log_secant(pair_of(direction, sigma, q), jnp.asarray(s), jnp.asarray(y)[:, None]))[
+        :, 0
+    ]
     for i in range(LANES):
         parts = len(long_double.PARTS[direction])
         reach = max(30.0, parts * (1 + s[i]) / sigma[i] + 30 - win.high[i])
@@ -515,6 +517,8 @@ def test_phi_is_its_sum_in_80_bits_to_a_few_ulp_of_t_spread(direction, cases):
         assert a[i, 0] == 0 and b[i, 0] == 0  # at t = 0
         tested += 1
     assert tested > LANES // 2
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The pair itself
 
@@ -602,16 +606,24 @@ def test_sums_of_columns_are_their_80_bit_sums(order):
     got = np.asarray(found.columns[0] + 1j * found.columns[1])[:, 0]
     plain = moments(direction, sigma, q, s, rows, across, y, step)[2]
     assert np.array_equal(found.a, plain.a) and np.array_equal(found.b, plain.b)
+    length = 512  # one size for all lanes, so that this compiles once
+
+    @jax.jit
+    def columns_at(lane, s, u, y):
+        nodes = cumulant.shifted(lane, s, u, y)
+        return cumulant.columns(lane, u, y, nodes.part_l, order)
+
     for i in range(0, LANES, 4):
         low, high = float(win.low[i, 0]), float(win.high[i, 0])
-        u = low + np.arange(int(np.ceil((high - low) / step[i])) + 1) * step[i]
+        number = int(np.ceil((high - low) / step[i])) + 1
+        assert number <= length
+        u = low + np.arange(length) * step[i]
         (modulus, angle), (away, up) = long_double.above(direction, sigma[i], q[i], s[i], u, y[i])
         w = np.exp(modulus - float(real.value[i, 0])) * step[i] * np.exp(1j * angle.astype(float))
-        lane = jax.tree.map(lambda a: a[i : i + 1], pair)
-        at_u = jnp.asarray(u)[None, None, :]
-        nodes = cumulant.shifted(lane, jnp.asarray(s[i : i + 1]), at_u, jnp.full((1, 1, 1), y[i]))
-        real_part, imaginary = cumulant.columns(lane, at_u, jnp.full((1, 1, 1), y[i]), nodes.part_l, order)
-        values = np.asarray(real_part)[0, 0] + 1j * np.asarray(imaginary)[0, 0]
+        w = np.where(np.arange(length) < number, w, 0)
+        lane = jax.tree.map(lambda a, i=i: a[i : i + 1], pair)
+        parts = columns_at(lane, jnp.asarray(s[i : i + 1]), jnp.asarray(u)[None, None], jnp.full((1, 1, 1), y[i]))
+        values = np.asarray(parts[0])[0, 0] + 1j * np.asarray(parts[1])[0, 0]
         t = (rows[i][:, None] + across[i][None, :]).ravel()
         phase = np.exp(1j * t[:, None] * (away - float(real.mean[i, 0]) + 1j * up)[None, :])
         want = np.sum(w * phase * values[:, None, :], -1).T

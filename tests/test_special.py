@@ -87,7 +87,9 @@ ROOT = 2**0.5
 
 def test_log_on_the_positive_line_and_at_its_seams():
     close = 1 + np.concatenate([x * spread((1e-15, 0.1)) for x in (-1, 1)])
-    seams = np.concatenate([c * (1 + spread((-1e-12, 1e-12), (-1e-3, 1e-3))) for c in (1 / ROOT, ROOT, ROOT / 4, 8 * ROOT)])
+    seams = np.concatenate(
+        [c * (1 + spread((-1e-12, 1e-12), (-1e-3, 1e-3))) for c in (1 / ROOT, ROOT, ROOT / 4, 8 * ROOT)]
+    )
     x = np.concatenate([spread(*LOG), close, seams, 2.0 ** np.arange(-1021, 1024, 7)])
     assert_relative(jax.jit(_special.log)(x), exact(mp.log, x), 2.2e-16 + 0.5 * ULP)
 
@@ -172,7 +174,9 @@ def test_complex_expm1_is_relative():
     rng = np.random.default_rng(4)
     turns = 2 * np.pi * np.round(rng.uniform(-1e5, 1e5, 400))
     x = np.concatenate([-np.abs(signed(rng, *r)) for r in ((1e-3, 3), (1e-300, 1), (1e-12, 1e-3), (1e-3, 800))])
-    y = np.concatenate([signed(rng, 1e-3, 20), signed(rng, 1e-140, 1), turns + 1e-6 * rng.normal(size=400), signed(rng, 1, 1e6)])
+    y = np.concatenate(
+        [signed(rng, 1e-3, 20), signed(rng, 1e-140, 1), turns + 1e-6 * rng.normal(size=400), signed(rng, 1, 1e6)]
+    )
     x, y = np.concatenate([x, np.zeros(400)]), np.concatenate([y, signed(rng, 1e-140, 10)])
     real, imaginary = (np.asarray(part) for part in jax.jit(_complex.expm1)(x, y))
     with mp.workdps(400):
