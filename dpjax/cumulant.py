@@ -336,7 +336,8 @@ def grid(win: Window, step: jax.Array, count: jax.Array, b: jax.Array, block: in
 class Shifted(NamedTuple):
     """A pair at u + iy: log and angle of N exp(x), the loss (imaginary part >= 0), and of each part l = log(1 + v).
 
-    ``exponents`` is the size of what log_modulus and angle were added from.
+    ``exponents`` is the size of what log_modulus and angle were added from, ``rough`` the loss's rounding in ulp: that of
+    the exponent u / sigma - 1 / (2 sigma^2), as far as it moves the loss.
     """
 
     log_modulus: jax.Array
@@ -344,6 +345,7 @@ class Shifted(NamedTuple):
     loss: Complex
     part_l: tuple[Complex, ...]
     exponents: jax.Array
+    rough: jax.Array
 
 
 def shifted(pair: SampledGaussianPair, s: jax.Array, u: jax.Array, y: jax.Array) -> Shifted:
@@ -356,6 +358,7 @@ def shifted(pair: SampledGaussianPair, s: jax.Array, u: jax.Array, y: jax.Array)
     log_modulus = 0.5 * (y * y - u * u) - 0.5 * LOG_2PI
     angle = -u * y
     exponents = jnp.abs(log_modulus) + jnp.abs(angle)
+    rough = jnp.zeros_like(angle)
     loss, parts = (jnp.zeros_like(angle), jnp.zeros_like(angle)), []
     for j in range(pair.sign.shape[-1]):
         sign, alpha, beta = (lift(a[..., j]) for a in pair[2:])
@@ -375,8 +378,10 @@ def shifted(pair: SampledGaussianPair, s: jax.Array, u: jax.Array, y: jax.Array)
         log_modulus, angle = log_modulus + c * l[0], angle + c * l[1]
         exponents = exponents + jnp.abs(c) * (jnp.abs(l[0]) + jnp.abs(l[1]))
         loss = add(loss, scale(beta, l))
+        rho = jnp.where(q >= 1, 1.0, e / jnp.sqrt(whole * whole + im * im + 1e-300))
+        rough = rough + jnp.abs(beta) * rho * (jnp.abs(u) * inv + 0.5 * inv * inv)
         parts.append(l)
-    return Shifted(log_modulus, angle, loss, tuple(parts), exponents)
+    return Shifted(log_modulus, angle, loss, tuple(parts), exponents, rough)
 
 
 def log_envelope(
@@ -412,7 +417,7 @@ class Moments(NamedTuple):
 
     a and b are (lanes, components, t-nodes) and keep relative accuracy where phi is close to 1; ``columns`` are sums of
     exp(i t (L - mean)) times the columns, with a last axis for them; a few ulp of t times ``spread`` (lanes, components)
-    bound the rounding of a and b: it is the sum of |w| |L - mean|, more where the exponent of w itself is large.
+    bound the rounding of a and b: it is the sum of |w| |L - mean|, more where the exponents of w or of L itself are large.
     """
 
     a: jax.Array
@@ -494,8 +499,9 @@ def moments(
         def weighed():
             nodes = shifted(pair, s, u, height)
             w = polar(jnp.where(inside, nodes.log_modulus - log_norm, -jnp.inf), nodes.angle)
-            size = (jnp.abs(w[0]) + jnp.abs(w[1])) * (1 + nodes.exponents / 32)
-            return nodes.part_l, w, size, nodes.loss[0] - tilted.mean[..., None], nodes.loss[1]
+            away, up = nodes.loss[0] - tilted.mean[..., None], nodes.loss[1]
+            size = (1 + nodes.exponents / 12) * (jnp.abs(away) + up) + nodes.rough / 4
+            return nodes.part_l, w, (jnp.abs(w[0]) + jnp.abs(w[1])) * size, away, up
 
         part_l, w, size, away, up = once(count_max > b, weighed)
 
@@ -510,7 +516,7 @@ def moments(
             add(single_a, each(lambda c: jnp.sum(c, -1), mul(e, w))),
             add(single_b, each(lambda c: jnp.sum(c, -1), weighted)),
             add(both, dot(e, weighted)),
-            spread + jnp.sum(size * (jnp.abs(away) + up), -1),
+            spread + jnp.sum(size, -1),
         )
         if n_columns:
             full = (1 + f[0], f[1])

@@ -12,7 +12,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from dpjax import _plan, contour
+from dpjax import _plan, contour, cumulant
 from dpjax.mechanisms import Adjacency, Gaussian, PoissonSampled
 from dpjax.pairs import SampledGaussianPair, dominating_pair
 
@@ -67,7 +67,7 @@ def plan_for(problem, eps, log_delta, tol):
 @jax.jit
 def evaluate(problem, plan, eps):
     tilt = contour.fix_tilt(problem, plan, CAPACITY)
-    on = contour.line(problem, plan, tilt, CAPACITY, 64, 128)
+    on = contour.line(problem, plan, tilt, CAPACITY, 64)
     at = jax.tree.map(lambda a: a[:, 0], contour.sums(plan, tilt, on, eps[:, None]))
     return tilt, on, at, contour.certify(problem, plan, tilt, on, eps, at)
 
@@ -132,7 +132,7 @@ def test_the_upper_end_needs_the_known_aliases_bound():
 
 def test_the_bound_breaks_without_the_inner_quadrature():
     case, eps = ("remove", 0.8, 0.01, 100.0), 1.0
-    changes = {"step": 0.14}  # three times the planned spacing
+    changes = {"step": 0.5}  # so coarse that the inner sums' errors are above all others
     assert holds(ends(case, eps, **changes))
     assert not holds(ends(case, eps, without="inner", **changes))
 
@@ -175,14 +175,18 @@ def test_rounding_is_below_a_third_of_its_bound(family):
     eps = plan_for(problem, none, jnp.asarray(logs), tol).epsilon
     plan = plan_for(problem, eps, none, tol)
     tilt, on, at, certificate = evaluate(problem, plan, eps)
-    step, low, high = (np.asarray(a)[:, 0] for a in (tilt.step, tilt.window.low, tilt.window.high))
-    counts = np.ceil((high - low) / step).astype(int) + 1
+    fine = cumulant.real_step(problem.pair, plan.s, 0 * problem.pair.sigma)
+    low, high, height, step, fine, mean = (
+        np.asarray(a)[:, 0] for a in (tilt.window.low, tilt.window.high, tilt.height, tilt.step, fine, tilt.real.mean)
+    )
+    number = lambda step: np.ceil((high - low) / step).astype(int) + 1
+    counts, of_k = number(step), number(fine)
     tested = 0
     for i, (direction, sigma, q, k) in enumerate(cases):
         nodes = float(plan.nodes[i])
         if not nodes <= CAPACITY or nodes * counts[i] > 4e5 or not eps[i] > 0:
             continue
-        factor = (sigma, q, k, float(low[i]), float(step[i]), int(counts[i]))
+        factor = (sigma, q, k, low[i], (fine[i], of_k[i]), (height[i], step[i], counts[i]), mean[i])
         numbers = (float(plan.s[i]), float(on.h[i]), nodes, float(eps[i]), float(plan.log_delta[i]))
         exact = long_double.trapezoid(direction, 0.0, [factor], *numbers)[0]
         error = abs(float(np.longdouble(float(at.total[i])) - exact))
@@ -226,9 +230,7 @@ def solve(cases, given, unknown, tol):
     """(lower, estimate, upper) for up to LANES cases, padded with the first."""
     full = [cases[i] if i < len(cases) else cases[0] for i in range(LANES)]
     values = jnp.asarray([given[i] if i < len(given) else given[0] for i in range(LANES)])
-    found = contour.solve(
-        problem_of(full), values, tol=tol, unknown=unknown, capacity=CAPACITY, block=64, x_block=128
-    )  # fmt: skip
+    found = contour.solve(problem_of(full), values, tol=tol, unknown=unknown, capacity=CAPACITY, block=64)
     return [np.asarray(a)[: len(cases)] for a in (found.lower, found.estimate, found.upper)]
 
 
@@ -266,7 +268,7 @@ def assert_encloses(cases, logs, tol):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_ends_enclose_the_truth(family):
     cases, logs = random_cases(np.random.default_rng(2), family)
-    assert assert_encloses(cases, logs, 1e-13) > LANES // 2
+    assert assert_encloses(cases[:6], logs[:6], 1e-13) > 5
 
 
 @pytest.mark.slow
@@ -300,7 +302,6 @@ def test_a_tilt_far_too_large_certifies_nothing():
     assert upper[0] > 1000 and (truth is None or truth <= log_delta)
 
 
-@pytest.mark.xfail(strict=True, reason="all terms underflow where the first guess of log delta is 745 nats too large")
 def test_a_delta_below_the_smallest_float_is_not_called_0():
     case, eps = ("replace", 1.001810835151398, 2.669465041056822e-06, 1e8), 221.36058215
     _, _, upper = solve([case], [eps], "delta", 1e-10)
