@@ -34,7 +34,7 @@ def problem_of(direction, factors, variance=0.0):
 
 @jax.jit
 def plan_of(problem, epsilon, log_delta, tol):
-    return _plan.climb(problem, _plan.choose(problem, epsilon, log_delta, tol), CAPACITY)
+    return contour.plan(problem, epsilon, log_delta, tol, tol > 0, CAPACITY)
 
 
 @jax.jit

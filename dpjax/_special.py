@@ -78,8 +78,7 @@ def tan_quarter(x: jax.Array) -> jax.Array:
     """tan(r / 4) for r in [-pi, pi], x = r modulo 2 pi; absolute error below 5e-16 for |x| < 1e6. See ``_complex.expm1``."""
     x = jnp.where(jnp.abs(x) < 4e15, x, 0.0)
     k = jnp.round(x * (0.5 / jnp.pi))
-    r = 0.25 * x - k * _PIO2[0]
-    r = (r - k * _PIO2[1]) - k * _PIO2[2]
+    r = 0.25 * (((x - k * (4 * _PIO2[0])) - k * (4 * _PIO2[1])) - k * (4 * _PIO2[2]))
     z = r * r
     return (r + r * z * _horner(z, _SIN)) / (1 - (0.5 * z - z * z * _horner(z, _COS)))
 

@@ -500,7 +500,7 @@ def moments(
             nodes = shifted(pair, s, u, height)
             w = polar(jnp.where(inside, nodes.log_modulus - log_norm, -jnp.inf), nodes.angle)
             away, up = nodes.loss[0] - tilted.mean[..., None], nodes.loss[1]
-            size = (1 + nodes.exponents / 12) * (jnp.abs(away) + up) + nodes.rough / 4
+            size = (1 + nodes.exponents / 8) * (jnp.abs(away) + up) + nodes.rough / 4
             return nodes.part_l, w, (jnp.abs(w[0]) + jnp.abs(w[1])) * size, away, up
 
         part_l, w, size, away, up = once(count_max > b, weighed)

@@ -61,7 +61,7 @@ def true_log_delta(case, eps, guess=None):
 
 @jax.jit
 def plan_for(problem, eps, log_delta, tol):
-    return _plan.climb(problem, _plan.choose(problem, eps, log_delta, tol), CAPACITY)
+    return contour.plan(problem, eps, log_delta, tol, tol > 0, CAPACITY)
 
 
 @jax.jit

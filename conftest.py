@@ -1,0 +1,23 @@
+"""What all tests share: compiled programs are kept between runs, and thrown out of memory before there are too many."""
+
+from pathlib import Path
+
+import jax
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keeps compiled programs in pytest's cache folder, so that workers and later runs need not compile them again."""
+    cache = getattr(config, "cache", None)  # none with -p no:cacheprovider
+    if cache is not None:
+        jax.config.update("jax_compilation_cache_dir", str(cache.mkdir("jax")))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_programs():
+    """Each compiled program holds memory maps, of which Linux grants a process 65,530: beyond, the compiler crashes."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
+        jax.clear_caches()
