@@ -148,7 +148,7 @@ def bracket(grid: Grid, x, eps, t):
 
 
 def _log_enumerated(x, eps, t):
-    """(log delta, bound on its rounding) by the sum over all outcomes."""
+    """(log delta, bound on delta's rounding relative to it) by the sum over all outcomes."""
     on = (eps > 0) & (t > 0) & (t < eps)
     eps, t = jnp.where(on, eps, 1.0), jnp.where(on, t, 0.5)
     up, down = pair(eps, t)
@@ -184,7 +184,7 @@ def log_delta(setting: Walk, x, eps, t):
     if enumerates(setting):
         value, pad = _log_enumerated(x, eps, t)
         held = lax.stop_gradient(value)
-        return held + pad, held - pad, value
+        return held + jnp.log1p(pad), held + jnp.log1p(-jnp.minimum(pad, 1.0)), value
     _, upper, lower, _, at, pad = bracket(setting.grid, x, eps, t)
     upper, pad = lax.stop_gradient((upper, pad))
     return upper[at] + pad, lax.stop_gradient(lower[at]) - pad, lower[at]

@@ -114,6 +114,7 @@ class TestEpsilon:
         assert high[1] == 0 and high[2] == 0
         assert low[3] <= 4.0 <= high[3] * (1 + 1e-12)
 
+    @pytest.mark.slow
     def test_unequal(self):
         found = br.epsilon_bounds(1e-3, [0.5, 0.3, 0.2, 0.4, 0.0, 0.0], cells=48)
         at = [br.delta_bounds(x, [0.5, 0.3, 0.2, 0.4, 0.0, 0.0], cells=48) for x in (found.lower, found.upper)]

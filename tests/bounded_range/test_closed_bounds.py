@@ -110,6 +110,7 @@ def test_the_kernel_bounds_the_hockey_stick():
 
 
 class TestOrder:
+    @pytest.mark.slow
     @settings(max_examples=15, deadline=None)
     @given(st.data())
     def test_of_epsilon(self, data):

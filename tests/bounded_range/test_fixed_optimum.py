@@ -9,7 +9,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 import scipy.optimize
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rangetools import ROWS, batched, column, oracle
 
@@ -156,7 +156,8 @@ class TestUnequal:
     """At most four mechanisms; lists are padded to four, so that one program serves all."""
 
     @pytest.mark.parametrize(
-        ("epsilons", "points"), [([0.5, 0.3], 60), ([0.9, 0.2, 0.4], 24), ([0.2, 0.3, 0.5, 0.8], 12)]
+        ("epsilons", "points"),
+        [pytest.param([0.5, 0.3], 60, marks=pytest.mark.slow), ([0.9, 0.2, 0.4], 24), ([0.2, 0.3, 0.5, 0.8], 12)],
     )
     def test_dense_search_finds_the_lower_end(self, epsilons, points):
         padded = [*epsilons, 0.0, 0.0][:4]
@@ -184,6 +185,7 @@ class TestGivenT:
         exact = float(row["delta"])
         assert bounds.lower <= exact <= bounds.upper and bounds.upper - bounds.lower < 1e-13
 
+    @example([(0.0, 0.0), (0.0, 0.0), (1.0, 8.63870571317006e-228)], 0.0)  # the rounding of t is all that is seen
     @settings(max_examples=20, deadline=None)
     @given(st.lists(st.tuples(st.floats(0.0, 2.0), st.floats(0.0, 1.0)), min_size=3, max_size=3), st.floats(-3.0, 4.0))
     def test_sums_over_outcomes(self, pairs, x):
@@ -193,7 +195,9 @@ class TestGivenT:
             used = [i for i in range(3) if 0 < t[i] < eps[i]]
             exact = float(oracle.delta_of_pairs(eps[used], t[used], x))
         assert bounds.lower <= exact * (1 + 3e-16) + 1e-300 and exact * (1 - 3e-16) <= bounds.upper + 1e-300
-        assert bounds.upper - bounds.lower <= 1e-12 * exact + 1e-16
+        assert bounds.upper - bounds.lower <= 1e-12 * exact + 8 * 2.0**-53 * (
+            abs(x) + np.sum(eps)
+        )  # the sums' rounding
 
     def test_a_pair_that_does_nothing(self):
         with_it = br.fixed_delta_bounds(0.2, [0.0, 0.6, 0.5], [0.0, 0.4, 0.5])
