@@ -18,7 +18,7 @@ from dpjax._plan import MANY, Plan, Problem
 from dpjax.pairs import SampledGaussianPair
 
 _CHUNK = 32  # lanes that run in one loop under tracing; more would wait for the slowest
-_FEW, _PLANNED, _PASSED = 2, 16, 64  # sizes that concrete batches are padded to, so that few programs are compiled
+_SIZES = (2, 32)  # what concrete batches are padded to, so that few programs are compiled
 _BLOCK, _TRACED_BLOCK = 1024, 256  # contour nodes evaluated at once
 
 
@@ -158,12 +158,12 @@ def _pass(problem: Problem, plan: Plan, given, old: contour.Ends, tol, **static)
     return _pack(found), found.settled
 
 
-def _in_chunks(function: Callable, arguments: Any, difficulty: np.ndarray, most: int) -> Any:
-    """``function`` of lanes, run over chunks of ``most`` of similar difficulty in two threads; trees of NumPy arrays."""
+def _in_chunks(function: Callable, arguments: Any, difficulty: np.ndarray) -> Any:
+    """``function`` of lanes, run over chunks of similar difficulty in two threads; trees of NumPy arrays."""
     lanes = difficulty.shape[0]
     leaves = jax.tree.leaves(arguments)
     wide = any(leaf.ndim > 1 and leaf.shape[1] > 64 for leaf in leaves)  # a schedule is a batch by itself
-    size = _FEW if wide or lanes <= _FEW else most
+    size = _SIZES[0] if wide or lanes <= _SIZES[0] else _SIZES[1]
     order = np.argsort(difficulty, kind="stable")
     pieces = [order[i : i + size] for i in range(0, lanes, size)]
 
@@ -182,7 +182,7 @@ def _in_chunks(function: Callable, arguments: Any, difficulty: np.ndarray, most:
 
 def _plan_lanes(problem: Problem, epsilon, log_delta, thorough: np.ndarray, tol: float, capacity: int) -> Plan:
     arguments = problem, epsilon, log_delta, np.full(epsilon.shape[0], tol), thorough
-    return _in_chunks(lambda a: _plan(*a, capacity=capacity), arguments, _difficulty(problem), _PLANNED)
+    return _in_chunks(lambda a: _plan(*a, capacity=capacity), arguments, _difficulty(problem))
 
 
 def _pass_lanes(settings: Settings, capacity: int, problem: Problem, plan: Plan, given: np.ndarray, old: contour.Ends):
@@ -194,7 +194,7 @@ def _pass_lanes(settings: Settings, capacity: int, problem: Problem, plan: Plan,
             arguments = _take((problem, plan, given, old, np.full(given.shape[0], settings.tol)), which)
             cost = np.minimum(plan.nodes[which], size) * 1e-3 + 1 / np.min(plan.step[which], -1, initial=1.0)
             step = partial(_pass, unknown=settings.unknown, capacity=size, block=min(_BLOCK, size))
-            found, settled[which] = _in_chunks(lambda a, step=step: step(*a), arguments, cost, _PASSED)
+            found, settled[which] = _in_chunks(lambda a, step=step: step(*a), arguments, cost)
             _put(answer, which, found)
     return answer, settled
 
