@@ -10,6 +10,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import jax
 import pytest
 
 import dpjax
@@ -132,7 +133,11 @@ class TestReadme:
 
     def test_quickstart_prints_what_the_readme_says(self, tmp_path):
         command = [sys.executable, str(ROOT / "examples" / "quickstart.py")]
-        printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        cache = jax.config.jax_compilation_cache_dir  # shared with the other tests
+        environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": cache} if cache else None
+        printed = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        ).stdout
         assert f"```text\n{printed}```" in self.TEXT
         assert (tmp_path / "epsilon_sweep.png").stat().st_size > 10_000
 
