@@ -99,6 +99,7 @@ class TestUnequal:
 
 
 class TestEpsilon:
+    @pytest.mark.slow
     def test_inverts_delta(self):
         deltas, eps, k = np.array([0.2, 1e-2, 1e-4, 1e-8]), 0.5, 8
         low, _, high = batched(br.epsilon_bounds, deltas, eps, k, **CELLS)

@@ -157,6 +157,7 @@ def adaptive_slopes():
         return quotient(lambda h: exact_adaptive(x + h, eps)), quotient(lambda h: exact_adaptive(x, eps + h))
 
 
+@pytest.mark.slow
 def test_the_adaptive_optimum_traced(adaptive_slopes):
     query, x, eps = EQUAL["delta"]
     compiled = jax.jit(jax.value_and_grad(query, (0, 1)))
