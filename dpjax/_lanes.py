@@ -72,21 +72,17 @@ def _evaluate(settings: Settings, constants: tuple, xs: tuple, order: int) -> tu
     variance, sigma, q, count, given, sign, alpha, beta = xs
     lanes, components = sigma.shape
     capacity = _capacity(settings)
+    block = min(_TRACED_BLOCK, capacity)
 
     def one_chunk(chunk):
         problem, given = chunk
         found = contour.solve(
-            problem,
-            given,
-            tol=settings.tol,
-            unknown=settings.unknown,
-            capacity=capacity,
-            block=min(_TRACED_BLOCK, capacity),
+            problem, given, tol=settings.tol, unknown=settings.unknown, capacity=capacity, block=block
         )
         if order == 0:
             return _pack(found), None
         eps = found.estimate if settings.unknown == "epsilon" else given
-        derivatives = _sensitivity.of_log_delta(problem, found.plan, eps, order, capacity, min(_TRACED_BLOCK, capacity))
+        derivatives = _sensitivity.of_log_delta(problem, found.plan, eps, order, capacity, block)
         if settings.unknown == "epsilon":
             derivatives = _sensitivity.of_epsilon(derivatives)
         # clipped at 0, or a loss that cannot reach so far: constant
@@ -188,8 +184,9 @@ def _plan_lanes(problem: Problem, epsilon, log_delta, thorough: np.ndarray, tol:
 def _pass_lanes(settings: Settings, capacity: int, problem: Problem, plan: Plan, given: np.ndarray, old: contour.Ends):
     """(``Answer``, whether settled) of one pass; lanes that need as many nodes run side by side."""
     answer, settled = _empty(given), np.zeros(given.shape[0], bool)
-    for size in (MANY, capacity):
-        which = np.flatnonzero((plan.nodes <= MANY) == (size == MANY))
+    few = plan.nodes <= MANY
+    for size, lanes in ((MANY, few), (capacity, ~few)):
+        which = np.flatnonzero(lanes)
         if which.size:
             arguments = _take((problem, plan, given, old, np.full(given.shape[0], settings.tol)), which)
             cost = np.minimum(plan.nodes[which], size) * 1e-3 + 1 / np.min(plan.step[which], -1, initial=1.0)

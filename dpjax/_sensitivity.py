@@ -70,9 +70,7 @@ def _cumulant_derivatives(problem: Problem, plan: Plan, t: jax.Array, moments: c
     return first, second
 
 
-def of_log_delta(
-    problem: Problem, plan: Plan, eps: jax.Array, order: int, capacity: int, block: int = 64
-) -> Sensitivity:
+def of_log_delta(problem: Problem, plan: Plan, eps: jax.Array, order: int, capacity: int, block: int) -> Sensitivity:
     """First and second derivatives of the log of the estimate at ``eps`` (lanes,), on the contour of ``plan``."""
     tilt = contour.fix_tilt(problem, plan, capacity)
     h = 2 * PI / plan.period

@@ -278,3 +278,13 @@ def test_tilt_far_beyond_a_bounded_loss():
     options = {"adjacency": Adjacency.ADD, "method": "contour", "rtol": 1e-13, "max_nodes": 1024}
     # the loss's mean is 1.6e4: at the 2.4e-6 once certified, delta is 1 but for a rounding
     assert dpjax.epsilon(run, log_delta=-0.09182568131424952, **options) > 1e4
+
+
+@pytest.mark.parametrize("most", [64, 100])
+def test_the_fewest_nodes_still_give_a_bound(most):
+    """Settings that need more than ``max_nodes``: finite ends around the answer, and a status that says so."""
+    run = dpsgd(np.array([1.0, 0.6]), np.array([1e-3, 2e-4]), np.array([300.0, 3000.0]))
+    exact = dpjax.epsilon_bounds(run, 1e-5)
+    short = dpjax.epsilon_bounds(run, 1e-5, max_nodes=most)
+    assert (short.status == int(dpjax.Status.MAX_NODES)).all()
+    assert (short.lower <= exact.upper).all() and (exact.lower <= short.upper).all() and np.isfinite(short.upper).all()
