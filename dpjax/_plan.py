@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from dpjax import cumulant
+from dpjax._positions import at_least, first_true, pick
 from dpjax._precision import namespace
 from dpjax.pairs import SampledGaussianPair
 
@@ -48,10 +49,9 @@ class Plan(NamedTuple):
 
     epsilon: jax.Array
     log_delta: jax.Array
-    log_target: jax.Array  # log of the error that one share may have
     s_grid: jax.Array  # (lanes, grid)
     k_grid: jax.Array  # K at s_grid, not certified
-    target_grid: jax.Array  # (lanes, grid): log_target at s_grid
+    target_grid: jax.Array  # (lanes, grid): log of the error that one share may have
     period_grid: jax.Array
     price: jax.Array  # (lanes, grid): log of the factor in nodes that the tilt's lost precision is worth
     log_c: jax.Array  # (lanes, grid): log of the predicted cancellation
@@ -59,7 +59,6 @@ class Plan(NamedTuple):
     index: jax.Array
     s: jax.Array
     period: jax.Array
-    cutoff: jax.Array
     nodes: jax.Array  # predicted number, a float
     shift: jax.Array  # (lanes, components): the contour shift of the truncation bound
     height: jax.Array  # (lanes, components): the line Im u = height of the inner nodes
@@ -125,27 +124,6 @@ def _saddle(s, k, k1, k2):
     eps = k1 - 1 / s - 1 / (1 + s)
     curvature = k2 + 1 / s**2 + 1 / (1 + s) ** 2
     return eps, k - s * eps - jnp.log(s) - jnp.log1p(s) - 0.5 * jnp.log(2 * PI * curvature)
-
-
-# Positions are found and used by comparison, not by argmin and gather, and integers are int32: with the x64 flag off, a
-# program that mixes the others with float64 does not lower.
-
-
-def first_true(flags: jax.Array) -> jax.Array:
-    """The first position that holds along the last axis, the last position if none does; int32."""
-    places = np.arange(flags.shape[-1], dtype=np.int32)
-    return jnp.min(jnp.where(flags, places, np.int32(flags.shape[-1] - 1)), -1)
-
-
-def pick(a: jax.Array, index: jax.Array) -> jax.Array:
-    """a[..., index] along the last axis."""
-    places = np.arange(a.shape[-1], dtype=np.int32)
-    return jnp.sum(jnp.where(places == index[..., None], a, 0.0), -1)
-
-
-def at_least(a: jax.Array) -> jax.Array:
-    """The position of the smallest element along the last axis."""
-    return first_true(a <= jnp.min(a, -1, keepdims=True))
 
 
 def _u_nodes(problem: Problem, log_delta: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
@@ -218,8 +196,8 @@ def choose(problem: Problem, epsilon: jax.Array, log_delta: jax.Array, tol: jax.
     index = at_least(price + jnp.log(period * gauss_t))
     nothing, empty = jnp.zeros((lanes,), u.dtype), jnp.zeros_like(pair.sigma)
     return Plan(
-        eps, log_d, nothing, s, k, log_target, period, price, log_c, gauss_t,
-        index, nothing, nothing, nothing, nothing + jnp.inf, empty, empty, empty,
+        eps, log_d, s, k, log_target, period, price, log_c, gauss_t,
+        index, nothing, nothing, nothing + jnp.inf, empty, empty, empty,
     )  # fmt: skip
 
 
@@ -276,7 +254,7 @@ def at_tilt(problem: Problem, plan: Plan, index: jax.Array) -> Plan:
     last = jnp.where(found, (nodes - 1) * (2 * PI / period), cutoff)
     height, step = cumulant.line_for(pair, s, last, nats)
     return plan._replace(
-        index=index, log_target=target, s=s, period=period, cutoff=cutoff, nodes=nodes,
+        index=index, s=s, period=period, nodes=nodes,
         shift=shift, height=height, step=step,
     )  # fmt: skip
 

@@ -30,14 +30,13 @@ from dpjax._plan import (
     TINY,
     Plan,
     Problem,
-    at_least,
     choose,
     climb,
     largest_loss,
     log_touched,
-    pick,
     xlogx,
 )
+from dpjax._positions import at_least, pick
 from dpjax._precision import namespace
 from dpjax._special import arctan2, log, log1p, sincos
 from dpjax.pairs import SampledGaussianPair

@@ -18,6 +18,7 @@ from jax import lax
 
 from dpjax._complex import Complex, add, each, expm1, mul, polar, scale
 from dpjax._once import once
+from dpjax._positions import at_least, first_true, pick
 from dpjax._special import LOG_2PI, arctan2, expm1_minus, log, log1p, sincos
 from dpjax.pairs import SampledGaussianPair
 
@@ -31,11 +32,10 @@ _HEIGHTS = np.asarray([0.0, 0.25, 0.5, 0.75, 1.0])
 
 
 class Nodes(NamedTuple):
-    """A pair at nodes: log_p = log dP/dN, the loss L, and of each part l = log(1 + v)."""
+    """A pair at nodes: log_p = log dP/dN and the loss L."""
 
     log_p: jax.Array
     loss: jax.Array
-    part_l: tuple[jax.Array, ...]
 
 
 class Window(NamedTuple):
@@ -70,12 +70,10 @@ def at(pair: SampledGaussianPair, u: jax.Array) -> Nodes:
     """The pair at noise values ``u`` of shape (lanes, components, nodes)."""
     inv, q = (1 / pair.sigma)[..., None], pair.q[..., None]
     log_p = loss = jnp.zeros_like(u)
-    ls = []
     for j in range(pair.sign.shape[-1]):
         l = _log_ratio(pair.sign[..., j, None] * u, inv, q)
         log_p, loss = log_p + pair.alpha[..., j, None] * l, loss + pair.beta[..., j, None] * l
-        ls.append(l)
-    return Nodes(log_p, loss, tuple(ls))
+    return Nodes(log_p, loss)
 
 
 def coefficients(pair: SampledGaussianPair, s: jax.Array) -> jax.Array:
@@ -151,9 +149,8 @@ def window(pair: SampledGaussianPair, s: jax.Array) -> Window:
     upper = jnp.logaddexp(log_w[..., :n] + log(edge - ends + 1e-300), log_w[..., n : 2 * n])
     enough = upper < jnp.maximum(0.0, log_w[..., -3:-2]) - 42.0
     # the ends rise and the bound falls: the first that is enough, or the last
-    chosen = jnp.where(enough & (jnp.cumsum(enough.astype(jnp.int32), -1) == 1), 1.0, 0.0)
-    chosen = chosen.at[..., -1].add(jnp.where(jnp.any(enough, -1), 0.0, 1.0))
-    high, upper = jnp.sum(chosen * ends, -1), jnp.sum(jnp.where(chosen > 0, upper, 0.0), -1)
+    chosen = first_true(enough)
+    high, upper = pick(ends, chosen), pick(upper, chosen)
 
     lower = log_w[..., 2 * n] - log(-low)
     linear = log(3 * jnp.sum(coefficients(pair, s), -1) * pair.q + 1e-300) - 0.5 * MARGIN**2 - np.log(MARGIN)
@@ -241,16 +238,11 @@ def line_for(pair: SampledGaussianPair, s: jax.Array, t: jax.Array, nats: jax.Ar
     c = far * np.append(_FRACTIONS, 0.0)
     need = nats[..., None, None]
     up = y[..., None] + a
-    flat = up.reshape((*up.shape[:2], -1))
-    secant = log_secant(pair, s, flat).reshape(up.shape)
-    above = jnp.max(2 * PI * a / (need + 0.5 * up * up + secant), -1)
+    above = jnp.max(2 * PI * a / (need + 0.5 * up * up + log_secant(pair, s, up)), -1)
     below = jnp.max(2 * PI * (y[..., None] + c[..., None, :]) / (need + _growth(pair, s, t, c)[..., None, :]), -1)
     step = jnp.minimum(above, below)
-    best = step * jnp.exp(-0.25 * y * y)
-    best = best >= jnp.max(best, -1, keepdims=True)
-    first = best & (jnp.cumsum(best.astype(jnp.int32), -1) == 1)
-    one = lambda of: jnp.sum(jnp.where(first, of, 0.0), -1)
-    return one(y), one(step)
+    best = at_least(-step * jnp.exp(-0.25 * y * y))
+    return pick(y, best), pick(step, best)
 
 
 class RealCumulant(NamedTuple):
