@@ -2,8 +2,14 @@
 
 from pathlib import Path
 
+import hypothesis
 import jax
 import pytest
+
+# The same examples in every run; `--hypothesis-profile searching` looks for new ones.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("searching", deadline=None)
+hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_configure(config: pytest.Config) -> None:
