@@ -21,7 +21,12 @@ def static(**kwargs: Any) -> Any:
     return dataclasses.field(metadata={"static": True}, **kwargs)
 
 
-@typing.dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static))
+def event(axes: int = 1, **kwargs: Any) -> Any:
+    """A field whose last ``axes`` axes belong to one record, such as the outcomes of a distribution: no batch axes."""
+    return dataclasses.field(metadata={"event": axes}, **kwargs)
+
+
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static, event))
 def node(cls: type[T]) -> type[T]:
     """Makes ``cls`` a frozen dataclass and registers it as a pytree whose non-static fields are children."""
     data_cls: Any = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
@@ -46,3 +51,19 @@ def node(cls: type[T]) -> type[T]:
 
     jax.tree_util.register_pytree_with_keys(data_cls, flatten_with_keys, unflatten, flatten)
     return data_cls
+
+
+def event_axes(record: Any) -> Any:
+    """A tree like ``record``, whose leaves are the numbers of event axes."""
+    if isinstance(record, tuple):
+        return tuple(map(event_axes, record))
+    if not dataclasses.is_dataclass(record):
+        return None if record is None else 0
+    axes = object.__new__(type(record))
+    for f in dataclasses.fields(record):
+        x = getattr(record, f.name)
+        if f.metadata.get("static"):
+            object.__setattr__(axes, f.name, x)
+        else:
+            object.__setattr__(axes, f.name, f.metadata["event"] if "event" in f.metadata else event_axes(x))
+    return axes

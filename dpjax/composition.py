@@ -1,7 +1,7 @@
 """From a record to sums of cumulants: the components of a composition and how often each is run.
 
 ``layout`` brings the numbers of a record, and those of a question about it, into lanes: every leaf becomes
-(lanes, *schedule axes), where the lanes are the broadcast batch, flattened. ``problem`` turns such a record into the
+(lanes, *schedule axes, *event axes), where the lanes are the broadcast batch, flattened. ``problem`` turns such a record into the
 dominating pairs of one direction.
 """
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from dpjax._plan import Problem
 from dpjax._precision import namespace
+from dpjax._pytree import event_axes
 from dpjax._validate import is_traced
 from dpjax.mechanisms import Adjacency, Composed, ComposedOver, Mechanism, SelfComposed
 from dpjax.pairs import GaussianPair, SampledGaussianPair, dominating_pair
@@ -25,7 +26,7 @@ class Layout(NamedTuple):
 
     Attributes:
       structure: the record's tree structure (hashable).
-      leaves: the record's numbers, each (lanes, *schedule axes).
+      leaves: the record's numbers, each (lanes, *schedule axes, *event axes).
       given: the question's number, (lanes,).
       shape: the batch shape that the lanes came from.
     """
@@ -46,13 +47,16 @@ def check(mechanism: Mechanism) -> None:
         check(mechanism.mechanism)  # type: ignore[attr-defined]
 
 
-def _own_leaves(mechanism: Mechanism) -> list:
-    """The numbers of a record that is not a schedule, without those inside schedules."""
-    return [
-        x
-        for x in jax.tree.leaves(mechanism, is_leaf=lambda m: isinstance(m, ComposedOver))
-        if not isinstance(x, ComposedOver)
-    ]
+def _own_shapes(mechanism: Mechanism) -> list[tuple[int, ...]]:
+    """The batch shapes of the numbers of a record, without those inside schedules."""
+    schedule = lambda m: isinstance(m, ComposedOver)
+    leaves = jax.tree.leaves(mechanism, is_leaf=schedule)
+    axes = jax.tree.leaves(event_axes(mechanism), is_leaf=schedule)
+    shapes = []
+    for x, events in zip(leaves, axes, strict=True):
+        if not schedule(x):
+            shapes.append(np.shape(x)[: np.ndim(x) - events])
+    return shapes
 
 
 def _schedules(mechanism: Mechanism) -> list[ComposedOver]:
@@ -69,7 +73,7 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
     if isinstance(mechanism, ComposedOver):
         inner, position = _inner_shape(mechanism)
         return inner[:position] + inner[position + 1 :]
-    shapes = [np.shape(x) for x in _own_leaves(mechanism)] + [batch_shape(m) for m in _schedules(mechanism)]
+    shapes = _own_shapes(mechanism) + [batch_shape(m) for m in _schedules(mechanism)]
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:
@@ -78,7 +82,7 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
 
 def _inner_shape(schedule: ComposedOver) -> tuple[tuple[int, ...], int]:
     """The batch shape inside a schedule, and the position in it of the axis that is composed over."""
-    shapes = [np.shape(x) for x in _own_leaves(schedule.mechanism)]
+    shapes = _own_shapes(schedule.mechanism)
     shapes += [batch_shape(m) for m in _schedules(schedule.mechanism)]
     rank = max(map(len, shapes), default=0)
     axis = schedule.axis
@@ -124,19 +128,20 @@ def _lanes(x: Any, shape: tuple[int, ...]) -> Any:
 def _place(mechanism: Mechanism, shape: tuple[int, ...], batch: int) -> Any:
     """The record with every leaf broadcast to ``shape``, schedule axes moved behind the first ``batch`` axes."""
 
-    def put(x):
+    def put(x, events):
         if isinstance(x, ComposedOver):
             inner, position = _inner_shape(x)
             back = position - len(inner)
             at = len(shape) + 1 + back
             length = inner[position]
-            # the schedule's axis goes where the record has it, then last
+            # the schedule's axis goes where the record has it, then last of the batch axes
             wide = (*shape[:at], length, *shape[at:])
             placed = _place(x.mechanism, wide, batch)
             return ComposedOver(jax.tree.map(lambda a: namespace(a).moveaxis(a, at, len(shape)), placed), x.axis)
-        return namespace(x).broadcast_to(x if is_traced(x) else np.asarray(x, np.float64), shape)
+        x = x if is_traced(x) else np.asarray(x, np.float64)
+        return namespace(x).broadcast_to(x, (*shape, *x.shape[x.ndim - events :]))
 
-    return jax.tree.map(put, mechanism, is_leaf=lambda m: isinstance(m, ComposedOver))
+    return jax.tree.map(put, mechanism, event_axes(mechanism), is_leaf=lambda m: isinstance(m, ComposedOver))
 
 
 def problem(structure: Any, leaves: tuple, direction: Adjacency) -> Problem:

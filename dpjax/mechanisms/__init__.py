@@ -1,0 +1,22 @@
+"""The records that a user writes down: mechanisms, how they are sampled and how they are composed.
+
+A record only says what happened. What it means for privacy is worked out elsewhere: ``pairs`` turns a mechanism and
+an adjacency into a dominating pair, ``composition`` adds pairs up, ``accounting`` answers questions.
+
+Contract: the meaning of a record never changes between versions; a new meaning gets a new name.
+"""
+
+from dpjax.mechanisms._base import Adjacency as Adjacency
+from dpjax.mechanisms._base import Composed as Composed
+from dpjax.mechanisms._base import ComposedOver as ComposedOver
+from dpjax.mechanisms._base import Mechanism as Mechanism
+from dpjax.mechanisms._base import SelfComposed as SelfComposed
+from dpjax.mechanisms.claims import PARAMETRIC as PARAMETRIC
+from dpjax.mechanisms.claims import ApproximateDP as ApproximateDP
+from dpjax.mechanisms.claims import BoundedRange as BoundedRange
+from dpjax.mechanisms.claims import ExponentialMechanism as ExponentialMechanism
+from dpjax.mechanisms.claims import PureDP as PureDP
+from dpjax.mechanisms.claims import known_by_parameters as known_by_parameters
+from dpjax.mechanisms.noise import Gaussian as Gaussian
+from dpjax.mechanisms.sampling import PoissonSampled as PoissonSampled
+from dpjax.mechanisms.sampling import dpsgd as dpsgd
