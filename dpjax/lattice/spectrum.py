@@ -1,0 +1,205 @@
+"""Tilted transforms of laws on a grid, and what composing them gives: delta at every grid point, with certified errors.
+
+With M(z) = sum_j w_j exp(z e_j), z = s + it, and k-fold composition, the hockey-stick kernel of the grid gives
+
+    sum_J delta(J h) exp(z J h) = M(z)^k kappa(z),   kappa(z) = 1 / (exp(z h) - 1) - 1 / (exp((z + 1) h) - 1),
+
+so that an inverse transform of length N returns exp(s e_J) delta(e_J) plus aliases exp(s (e_J + m L)) delta(e_J + m L),
+m != 0, L = N h, all of them >= 0: an upper bound as it stands, and a lower one after the aliases are subtracted.
+
+Rounding. A tail that is wrong by E_j moves M(z) by at most |1 - exp(-z h)| exp(s e_j) times a small factor, since tails enter
+as differences (summation by parts); that cancels the pole of kappa, so that the error of delta is of the order of
+k ulps times |M|^(k - 1), not of ulps / h.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpjax.lattice.cells import UNIT, Cells, cells, optimistic, pessimistic, points
+from dpjax.laws import Law
+
+_FFT = 8.0  # ulps of the largest coefficient for each doubling of the length
+_STEP = 8.0  # ulps for each factor of a product
+
+
+class Grid(NamedTuple):
+    """Where one composition is worked out; scalars unless said otherwise.
+
+    Attributes:
+      tilt: s.
+      far_tilt: a larger tilt, for the aliases from above.
+      spacing: h.
+      low: for each group of laws, (terms,) first grid points, in whole spacings.
+      slack: nats by which a step of the optimistic law may be too low in its condition.
+    """
+
+    tilt: jax.Array
+    far_tilt: jax.Array
+    spacing: jax.Array
+    low: tuple
+    slack: jax.Array
+
+
+class End(NamedTuple):
+    """The composed law of one end (pessimistic or optimistic).
+
+    Attributes:
+      log_modulus, phase: (N // 2 + 1,), of the product of the transforms, each divided by M(s), centred.
+      log_m: log of the product of M(s)^k.
+      log_far: the same at the far tilt.
+      shift: by how many spacings the phases were centred, modulo N.
+      log_bound: (N // 2 + 1,), log of the product of bounds on the moduli, rounding included.
+      relative: (N // 2 + 1,), a bound on the relative error of the product.
+      log_finite: log of the probability that no loss is infinite.
+    """
+
+    log_modulus: Any
+    phase: Any
+    log_m: Any
+    log_far: Any
+    shift: Any
+    log_bound: Any
+    relative: Any
+    log_finite: Any
+
+
+def _nodes(grid: Grid, n: int) -> jax.Array:
+    """t of the half spectrum; the transform's sign makes it z = s - it."""
+    return 2 * np.pi * np.arange(n // 2 + 1) / n / grid.spacing
+
+
+def _log_modulus_of_expm1(real: Any, imaginary: Any) -> jax.Array:
+    """log |exp(real + i imaginary) - 1|."""
+    half = jnp.sin(0.5 * imaginary)
+    return 0.5 * jnp.log(jnp.expm1(real) ** 2 + 4 * jnp.exp(real) * half**2 + 1e-300)
+
+
+def _kernel(grid: Grid, n: int) -> tuple[jax.Array, jax.Array]:
+    """kappa(s - it) as real and imaginary part."""
+    angle = _nodes(grid, n) * grid.spacing
+
+    def inverse(real):
+        half, full = jnp.sin(0.5 * angle), jnp.sin(angle)
+        re = jnp.expm1(real) * jnp.cos(angle) - 2 * half**2
+        im = -jnp.exp(real) * full
+        size = re**2 + im**2
+        return re / size, -im / size
+
+    near, far = inverse(grid.tilt * grid.spacing), inverse((1 + grid.tilt) * grid.spacing)
+    return near[0] - far[0], near[1] - far[1]
+
+
+def _sum_log(masses: jax.Array, at: jax.Array, s: Any) -> jax.Array:
+    """log sum_j w_j exp(s e_j); masses may be negative by rounding."""
+    peak = lax.stop_gradient(jnp.max(jnp.where(masses > 0, jnp.log(jnp.maximum(masses, 1e-300)) + s * at, -1e300)))
+    return peak + jnp.log(jnp.maximum(jnp.sum(masses * jnp.exp(s * at - peak)), 1e-300))
+
+
+def _fold(a: jax.Array, n: int) -> jax.Array:
+    if a.shape[0] <= n:
+        return jnp.concatenate([a, jnp.zeros(n - a.shape[0], a.dtype)])
+    return jnp.sum(a.reshape((-1, n)), 0)
+
+
+def _transform(masses, infinite, c: Cells, at, low, count, grid: Grid, n: int, kappa: jax.Array) -> End:
+    """One term's share in an ``End``; ``kappa``: log moduli of the two factors that summation by parts brings in."""
+    log_m = _sum_log(masses, at, grid.tilt)
+    # log_m is a normaliser only: what it is multiplied with is scaled by the same number
+    weights = masses * jnp.exp(grid.tilt * at - log_m)
+    places = np.arange(at.shape[0])
+    centre = lax.stop_gradient(jnp.round(jnp.sum(jnp.maximum(weights, 0.0) * places) / jnp.sum(jnp.maximum(weights, 0.0))))
+    found = jnp.fft.rfft(_fold(weights, n))
+    turn = 2 * np.pi / n * jnp.mod(np.arange(n // 2 + 1) * jnp.mod(centre, n), n)
+    c_turn, s_turn = jnp.cos(turn), jnp.sin(turn)
+    re = found.real * c_turn - found.imag * s_turn
+    im = found.imag * c_turn + found.real * s_turn
+    square = re**2 + im**2
+    gone = square < 1e-280
+    safe = jnp.where(gone, 1e-280, square)
+    log_modulus = 0.5 * jnp.log(safe)
+    angle = jnp.arctan2(jnp.where(gone, 0.0, im), jnp.where(gone, 1.0, re))
+    phase = angle + lax.stop_gradient(_unwrapped(angle) - angle)
+    # rounding: of the transform, and of the tails by parts
+    weight = lax.stop_gradient(jnp.exp(jnp.minimum(grid.tilt * at - log_m, 690.0)))
+    tails = jnp.exp(kappa[0]) * jnp.sum(c.p_error * weight) + jnp.exp(kappa[1]) * jnp.sum(c.q_error * weight)
+    error = lax.stop_gradient(tails + _FFT * UNIT * np.log2(n))
+    bound = jnp.sqrt(lax.stop_gradient(safe)) + error
+    far = _sum_log(jnp.maximum(masses, 0.0), at, grid.far_tilt) + 1e-12 * (1 + grid.far_tilt)
+    return End(
+        count * log_modulus, count * phase, count * log_m, count * far, count * (low + centre),
+        count * jnp.log(bound), count * (error / bound + _STEP * UNIT),
+        count * jnp.log1p(-jnp.minimum(infinite, 1.0)),
+    )  # fmt: skip
+
+
+def _unwrapped(angle: jax.Array) -> jax.Array:
+    """The angle made continuous: which branch is taken matters to counts that are not whole, and to derivatives by a count."""
+    turns = jnp.round((angle[1:] - angle[:-1]) / (2 * np.pi))
+    return angle - 2 * np.pi * jnp.concatenate([jnp.zeros(1, angle.dtype), jnp.cumsum(turns)])
+
+
+def _term(law: Law, count: Any, low: Any, grid: Grid, n: int, size: int) -> tuple[End, End]:
+    h = grid.spacing
+    c = cells(law, low, h, size)
+    at = points(low, h, size)
+    t = _nodes(grid, n)
+    log_one = _log_modulus_of_expm1(-grid.tilt * h, t * h)  # |1 - exp(-z h)|
+    log_two = _log_modulus_of_expm1(-(1 + grid.tilt) * h, t * h)
+    log_up = _log_modulus_of_expm1(grid.tilt * h, t * h) - jnp.log(-jnp.expm1(-h))
+    masses, infinite = pessimistic(c, h)
+    high = _transform(
+        masses, infinite, c, at, low, count, grid, n, (jnp.log1p(jnp.exp(log_up)) + log_one, log_up + log_two)
+    )
+    c = jax.tree.map(lax.stop_gradient, c)  # the derivative of an answer is that of the pessimistic law
+    masses, infinite = optimistic(c, grid.slack)
+    both = np.log(2.0) + log_one + grid.tilt * h  # neighbouring cells share their points: two steps of the grid at most
+    low_end = _transform(masses, infinite, c, at, low, count, grid, n, (both, jnp.full_like(both, -1e300)))
+    return high, low_end
+
+
+def compose(laws: tuple, counts: tuple, grid: Grid, n: int, size: int) -> tuple[End, End]:
+    """The composed laws, pessimistic and optimistic.
+
+    Args:
+      laws: groups of laws of one kind, their fields stacked along a first axis of terms.
+      counts: for each group, (terms,).
+      grid: the grid.
+      n: length of the transform, a power of 2.
+      size: number of grid points of a single law, a power of 2 (or at most n).
+    """
+    total = None
+    for law, count, low in zip(laws, counts, grid.low, strict=True):
+        one = lambda term: _term(*term, grid, n, size)
+        terms = count.shape[0]
+        if terms == 1:
+            found = one(jax.tree.map(lambda a: a[0], (law, count, low)))
+        else:
+            first = jax.eval_shape(one, jax.tree.map(lambda a: a[0], (law, count, low)))
+            start = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), first)
+            step = jax.checkpoint(lambda sums, term: (jax.tree.map(jnp.add, sums, one(term)), None))
+            found, _ = lax.scan(step, start, (law, count, low))
+        total = found if total is None else jax.tree.map(jnp.add, total, found)
+    assert total is not None
+    return total
+
+
+def tilted_deltas(end: End, grid: Grid, n: int) -> tuple[jax.Array, jax.Array]:
+    """((n,) values A_J, error) with exp(s e_J) delta(e_J) + aliases = exp(log_m) (A_J +- error), J modulo n."""
+    re, im = _kernel(grid, n)
+    frequencies = np.arange(n // 2 + 1)
+    shift = jnp.mod(end.shift, n)
+    angle = end.phase - 2 * np.pi / n * jnp.mod(frequencies * shift, n)
+    size = jnp.exp(end.log_modulus)
+    c, s = size * jnp.cos(angle), size * jnp.sin(angle)
+    values = jnp.fft.irfft(lax.complex(c * re - s * im, c * im + s * re), n)
+    kernel = jnp.hypot(re, im)
+    double = np.where((frequencies == 0) | (2 * frequencies == n), 1.0, 2.0)
+    bound = jnp.exp(jnp.minimum(end.log_bound, 690.0)) * kernel
+    error = jnp.sum(double * bound * (end.relative + _FFT * UNIT * np.log2(n) + 16 * UNIT)) / n
+    return values, lax.stop_gradient(error)
