@@ -5,6 +5,9 @@ A traced value passes unchecked; the engines answer NaN for it when it is out of
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,6 +18,20 @@ from jax.core import Tracer
 def is_traced(x: Any) -> bool:
     """Whether ``x`` has no concrete value that Python could look at."""
     return isinstance(x, Tracer)
+
+
+_MASKS: contextvars.ContextVar[list | None] = contextvars.ContextVar("masks", default=None)
+
+
+@contextlib.contextmanager
+def collected() -> Iterator[list]:
+    """Inside, checks of traced values are not passed over: the list receives for each a mask, true where it is in range."""
+    masks: list = []
+    token = _MASKS.set(masks)
+    try:
+        yield masks
+    finally:
+        _MASKS.reset(token)
 
 
 def number(name: str, x: Any) -> Any:
@@ -60,6 +77,10 @@ def in_range(
 ) -> None:
     """Raises ValueError unless every element of a concrete ``x`` lies between ``low`` and ``high``."""
     if is_traced(x):
+        masks = _MASKS.get()
+        if masks is not None:
+            ok = (x > low if low_open else x >= low) & (x < high if high_open else x <= high)
+            masks.append(ok & (~jnp.isfinite(x) | (x == jnp.floor(x))) if integral else ok)
         return
     try:
         array = np.asarray(x, dtype=np.float64)

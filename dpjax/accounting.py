@@ -14,21 +14,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from dpjax import _lanes, _precision, _validate, closed_form, composition
+from dpjax import _by_laws, _lanes, _precision, _validate, closed_form, composition
 from dpjax._plan import Problem, largest_loss, log_touched
-from dpjax.mechanisms import Adjacency, Mechanism, PoissonSampled, known_by_parameters
+from dpjax.mechanisms import COMPOSITIONS, Adjacency, Mechanism, known_by_parameters
 from dpjax.pairs import SampledGaussianPair, directions
 
-METHODS = ("auto", "closed_form", "contour", "levy")
+METHODS = ("auto", "closed_form", "contour", "levy", "lattice")
 
 
 class Status(enum.IntEnum):
     """How an answer's interval came about.
 
     CONVERGED: as narrow as ``rtol`` asks. ROUNDING: float64 has no more digits here, the terms of the sum cancel too
-    far. MAX_NODES: ``max_nodes`` contour nodes did not suffice. GRID: as wide as the grid of ``bounded_range`` leaves it,
-    1% of delta unless an rtol of 1e-4 or more asks for another. In each case the interval is certified. INVALID: an
-    argument was out of range, and the answer is NaN.
+    far. MAX_NODES: ``max_nodes`` contour nodes did not suffice. GRID: as wide as a grid leaves it: the lattice aims at 1e-3
+    of delta, or ``rtol`` if that is more; ``bounded_range`` at 1% unless an rtol of 1e-4 or more asks for another. In each case
+    the interval is certified. INVALID: an argument was out of range, and the answer is NaN.
     """
 
     CONVERGED = 0
@@ -45,6 +45,7 @@ class Method(enum.IntEnum):
     CONTOUR = 1
     LEVY = 2
     RECURSION = 3
+    LATTICE = 4
 
 
 class Bounds(NamedTuple):
@@ -54,7 +55,7 @@ class Bounds(NamedTuple):
       lower, estimate, upper: arrays of the query's batch shape.
       status: codes of ``dpjax.Status``.
       method: codes of ``dpjax.Method``.
-      nodes: contour nodes used.
+      nodes: contour nodes or grid points used.
     """
 
     lower: Any
@@ -107,9 +108,11 @@ def epsilon(
       delta: in [0, 1]; broadcasts against the mechanism's batch shape.
       log_delta: instead of delta, its logarithm, <= 0.
       adjacency: which datasets are neighbours.
-      method: "auto", or one engine: "closed_form", "contour", "levy".
+      method: "auto", or one engine: "closed_form", "contour" or "levy" (Gaussians, sampled or not), "lattice" (any
+        mechanism). "auto" takes the closed form where there is one, the contour for Gaussians, else the lattice.
       rtol: relative tolerance on delta.
-      max_nodes: the most contour nodes for one answer.
+      max_nodes: the most contour nodes for one answer; 32 grid points count as one, 4 under tracing, and each takes
+        about 300 bytes.
       precision: "float64".
 
     Returns:
@@ -271,15 +274,18 @@ def _ask(mechanism, number, given, answer, adjacency, method, rtol, max_nodes, p
     if known_by_parameters(mechanism):
         return _by_parameters(mechanism, number, given, answer, method, rtol)
     laid = composition.layout(mechanism, number)
+    by_laws = method == "lattice" or not composition.all_gaussian(mechanism)
+    if by_laws and method in ("contour", "levy"):
+        raise NotImplementedError(f"method = {method!r} knows Gaussians only; {mechanism!r} has others: use 'lattice'.")
     query = _Query(
-        laid.structure, adjacency, answer, given, method, rtol, int(max_nodes), isinstance(mechanism, PoissonSampled)
+        laid.structure, adjacency, answer, given, method, rtol, int(max_nodes), not isinstance(mechanism, COMPOSITIONS)
     )
     args = (*laid.leaves, laid.given)
     if any(_validate.is_traced(a) for a in args):
-        flat = _precision.traced(_answer_traced, query, args, _ROUNDING)
+        flat = _precision.traced(_laws_traced if by_laws else _answer_traced, query, args, _ROUNDING)
         return Bounds(*(x.reshape(laid.shape) for x in flat))
     with jax.ensure_compile_time_eval(), jax.enable_x64(True), np.errstate(all="ignore"):
-        flat = _answer_concrete(query, *args)
+        flat = _answer_by_laws(query, *args) if by_laws else _with_lattice(query, args, _answer_concrete(query, *args))
         codes = [np.asarray(x, np.int32) for x in flat[3:]]
         out = [np.asarray(x, np.float64).reshape(laid.shape)[()] for x in flat[:3]]
         return Bounds(*out, *(x.reshape(laid.shape)[()] for x in codes))
@@ -505,6 +511,60 @@ def _answer_concrete(query: _Query, *args: np.ndarray) -> tuple:
     return _answer(query, args, solve_closed, solve_contour)
 
 
+def _answer_by_laws(query: _Query, *args: Any) -> tuple:
+    """The six arrays of ``Bounds``, (lanes,) each, from the laws of the losses."""
+    *leaves, given = args
+    xp = _precision.namespace(*args)
+    records, counts = zip(*composition.terms(query.structure, tuple(leaves)), strict=True)
+    known = given
+    if query.given == "delta":
+        known = xp.where(given > 0, xp.log(xp.where(given > 0, given, 1.0)), -xp.inf)
+        known = xp.where((given >= 0) & (given <= 1), known, xp.nan)
+    elif query.given == "log_delta":
+        known = xp.where(given <= 0, given, xp.nan)
+    answers = []
+    for direction in directions(query.adjacency):
+        found = _by_laws.answer(
+            _by_laws.lattice.Terms(records, counts), known, direction,
+            unknown="epsilon" if query.answer == "epsilon" else "delta", method=query.method, tol=query.rtol,
+            max_nodes=query.max_nodes, single=query.single,
+        )  # fmt: skip
+        wide = ~found.converged | (~found.exact & (query.rtol < _by_laws.lattice.FINEST))
+        status = xp.where(found.invalid, int(Status.INVALID), xp.where(wide, int(Status.GRID), int(Status.CONVERGED)))
+        method = xp.where(found.exact, int(Method.CLOSED_FORM), int(Method.LATTICE))
+        answers.append((found.lower, found.estimate, found.upper, status, method, found.points))
+    return _combine(query, answers, abs(given), xp)  # these engines answer for negative epsilons themselves
+
+
+def _with_lattice(query: _Query, args: tuple, found: tuple) -> tuple:
+    """Where the contour ran out of nodes the lattice is asked, too; both intervals hold the truth."""
+    todo = np.flatnonzero(found[3] == int(Status.MAX_NODES)) if query.method == "auto" else np.zeros(0, int)
+    if not todo.size:
+        return found
+    part = [np.asarray(a)[todo] for a in args]
+    again = _answer_by_laws(query, *part)
+    out = [np.array(x, np.float64) for x in found]
+    narrow = again[2] - again[0] < out[2][todo] - out[0][todo]
+    for i in (1, 3, 4):
+        out[i][todo] = np.where(narrow, again[i], out[i][todo])
+    out[0][todo], out[2][todo] = np.fmax(out[0][todo], again[0]), np.fmin(out[2][todo], again[2])
+    out[1][todo] = np.clip(out[1][todo], out[0][todo], out[2][todo])
+    out[5][todo] += again[5]
+    return tuple(out)
+
+
+def _laws_traced(query: _Query, *args: jax.Array) -> tuple:
+    return _poisoned(_answer_by_laws(query, *args), args)
+
+
+def _poisoned(found: tuple, args: tuple) -> tuple:
+    """An invalid argument poisons every derivative, not only the value."""
+    lower, estimate, upper, *codes = found
+    factor = jnp.where(codes[0] == int(Status.INVALID), jnp.nan, 0.0)
+    poison = sum(factor * jnp.sum(jnp.where(jnp.isfinite(x), x, 0.0).reshape(x.shape[0], -1), 1) for x in args)
+    return lower, estimate + poison, upper, *codes
+
+
 def _answer_traced(query: _Query, *args: jax.Array) -> tuple:
     def solve_closed(settings, problem, given, skip):
         return _closed_form(settings, problem, given)
@@ -513,9 +573,4 @@ def _answer_traced(query: _Query, *args: jax.Array) -> tuple:
         # lanes answered elsewhere get a problem of a handful of nodes
         return _lanes.solve(settings, problem, given)
 
-    lower, estimate, upper, *codes = _answer(query, args, solve_closed, solve_contour)
-    # an invalid argument poisons every derivative, not only the value
-    invalid = codes[0] == int(Status.INVALID)
-    factor = jnp.where(invalid, jnp.nan, 0.0)
-    poison = sum(factor * jnp.sum(jnp.where(jnp.isfinite(x), x, 0.0).reshape(x.shape[0], -1), 1) for x in args)
-    return lower, estimate + poison, upper, *codes
+    return _poisoned(_answer(query, args, solve_closed, solve_contour), args)

@@ -17,7 +17,7 @@ from dpjax._plan import Problem
 from dpjax._precision import namespace
 from dpjax._pytree import event_axes
 from dpjax._validate import is_traced
-from dpjax.mechanisms import Adjacency, Composed, ComposedOver, Mechanism, SelfComposed
+from dpjax.mechanisms import Adjacency, Composed, ComposedOver, Gaussian, Mechanism, PoissonSampled, SelfComposed
 from dpjax.pairs import GaussianPair, SampledGaussianPair, dominating_pair
 
 
@@ -45,6 +45,16 @@ def check(mechanism: Mechanism) -> None:
             check(member)
     elif hasattr(mechanism, "mechanism"):
         check(mechanism.mechanism)  # type: ignore[attr-defined]
+
+
+def all_gaussian(mechanism: Mechanism) -> bool:
+    """Whether every member is a Gaussian, Poisson-sampled or not: what the contour engine knows."""
+    if isinstance(mechanism, Composed):
+        return all(map(all_gaussian, mechanism.mechanisms))
+    if isinstance(mechanism, SelfComposed | ComposedOver):
+        return all_gaussian(mechanism.mechanism)
+    inner = mechanism.mechanism if isinstance(mechanism, PoissonSampled) else mechanism
+    return isinstance(inner, Gaussian)
 
 
 def _own_shapes(mechanism: Mechanism) -> list[tuple[int, ...]]:
@@ -171,6 +181,25 @@ def problem(structure: Any, leaves: tuple, direction: Adjacency) -> Problem:
         return Problem(variance, SampledGaussianPair(empty, empty, *(xp.zeros((lanes, 0, 1)) for _ in range(3))), empty)
     pair = SampledGaussianPair(*(xp.concatenate(a, axis=1) for a in zip(*(p for p, _ in sampled), strict=True)))
     return Problem(variance, pair, xp.concatenate([c for _, c in sampled], axis=1))
+
+
+def terms(structure: Any, leaves: tuple) -> list[tuple[Mechanism, Any]]:
+    """The mechanisms of a composition and how often each is run: records with leaves (lanes, terms, *event), (lanes, terms)."""
+    record = jax.tree.unflatten(structure, leaves)
+    xp = namespace(*leaves)
+    lanes = leaves[0].shape[0] if leaves else 1
+    found = []
+    for mechanism, count in _terms(record, xp.ones((lanes,))):
+        axes = event_axes(mechanism)
+        own = jax.tree.map(lambda x, events: x.shape[: x.ndim - events], mechanism, axes)
+        shape = np.broadcast_shapes(count.shape, *jax.tree.leaves(own, is_leaf=lambda x: isinstance(x, tuple)))
+
+        def wide(x, events=0, shape=shape):
+            event = x.shape[x.ndim - events :]
+            return xp.broadcast_to(x, (*shape, *event)).reshape((lanes, -1, *event))
+
+        found.append((jax.tree.map(wide, mechanism, axes), wide(count)))
+    return found
 
 
 def _terms(record: Mechanism, count: Any) -> list[tuple[Mechanism, Any]]:

@@ -1,0 +1,1 @@
+"""Engine: laws of the privacy loss on a grid, composed by Fourier transforms, with certified bounds on both sides."""

@@ -53,6 +53,7 @@ class Cells(NamedTuple):
 
 
 def points(low: Any, spacing: Any, n: int) -> jax.Array:
+    """The ``n`` grid points from ``low * spacing`` on."""
     return (low + np.arange(n)) * spacing
 
 

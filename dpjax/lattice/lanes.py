@@ -10,14 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax.lattice import planning
+from dpjax.lattice.cells import cells
 from dpjax.lattice.solve import Found, solve
+from dpjax.lattice.spectrum import compose, compose_laws
 from dpjax.laws import loss_law
 from dpjax.mechanisms import Adjacency, Mechanism
 
 FINEST = 1e-3  # relative width of delta that is aimed at, unless more is asked for
 POINTS = 32  # grid points that may take the place of one contour node
 TRACED_POINTS = 4  # of one under tracing, where the length cannot follow the question
-_LEAST = 1024
+_LEAST = 1024  # lengths are powers of 4: few programs
+_FEW = 8  # terms whose cells are held at once
 _TOGETHER = 1 << 19  # grid points of all lanes that are evaluated at once
 _PASSES = 3
 
@@ -40,27 +43,68 @@ class Answer(NamedTuple):
 
 
 def _laws(records: tuple, direction: Adjacency) -> tuple:
+    """For each kind of mechanism, laws stacked along the terms."""
     return tuple(jax.vmap(lambda r: loss_law(r, direction))(record) for record in records)
 
 
-def _plan_one(records, counts, given, tol, direction, unknown):
-    return planning.plan(_laws(records, direction), counts, given, unknown, tol)
+def _join(parts: Any, axis: int = 0) -> Any:
+    """One tree of all terms from a tree for each kind."""
+    return jax.tree.map(lambda *a: jnp.concatenate(a, axis), *parts)
 
 
-def _solve_one(records, counts, given, plan, direction, unknown, n) -> Found:
-    return solve(_laws(records, direction), counts, given, plan, unknown=unknown, n=n, size=n)
+# Programs for numbers. Only the first two know mechanisms, and they are small; the others serve all.
+
+
+@partial(jax.jit, static_argnums=1)
+def _sketches(record: Mechanism, direction: Adjacency):
+    return jax.vmap(jax.vmap(lambda r: planning.sketch(loss_law(r, direction))))(record)
+
+
+@partial(jax.jit, static_argnums=(3, 4))
+def _cells(record: Mechanism, low, spacing, direction: Adjacency, n: int):
+    one = lambda r, start, h: cells(loss_law(r, direction), start, h, n)
+    return jax.vmap(jax.vmap(one, (0, 0, None)))(record, low, spacing)
+
+
+@partial(jax.jit, static_argnums=4)
+def _plans(sketches, counts, given, tol, unknown: str):
+    return jax.vmap(partial(planning.plan, unknown=unknown))(sketches, counts, given, tol=tol)
+
+
+@partial(jax.jit, static_argnums=1)
+def _grids(plans, n: int):
+    return jax.vmap(lambda p: planning.grid(p, n))(plans)
+
+
+@partial(jax.jit, static_argnums=(5, 6))
+def _solutions(stacked, counts, grids, given, plans, unknown: str, n: int):
+    def one(c, count, grid, x, plan):
+        return solve(compose(c, count, grid, n), grid, x, plan, unknown, n)
+
+    return jax.vmap(one)(stacked, counts, grids, given, plans)
 
 
 @partial(jax.jit, static_argnums=(3, 4, 5))
-def _plans(terms: Terms, given, tol, direction, unknown, _):
-    one = partial(_plan_one, direction=direction, unknown=unknown)
-    return jax.vmap(one)(terms.records, terms.counts, given, tol)
+def _many(terms: Terms, given, plans, direction: Adjacency, unknown: str, n: int):
+    """Where the cells of all terms would not fit into memory."""
+    one = lambda lane: _from_laws(*lane, direction, unknown, n)
+    return jax.lax.map(one, (terms, given, plans))
 
 
-@partial(jax.jit, static_argnums=(3, 4, 5))
-def _solutions(terms: Terms, given, plan, direction, unknown, n):
-    one = partial(_solve_one, direction=direction, unknown=unknown, n=n)
-    return jax.vmap(one)(terms.records, terms.counts, given, plan)
+def _from_laws(terms: Terms, given, plan, direction: Adjacency, unknown: str, n: int) -> Found:
+    grid = planning.grid(plan, n)
+    counts = jnp.concatenate(terms.counts)
+    laws = _laws(terms.records, direction)
+    if counts.shape[0] <= _FEW:
+        start, stacked = 0, []
+        for law, count in zip(laws, terms.counts, strict=True):
+            low = grid.low[start : start + count.shape[0]]
+            stacked.append(jax.vmap(lambda a, b: cells(a, b, grid.spacing, n))(law, low))
+            start += count.shape[0]
+        ends = compose(_join(stacked), counts, grid, n)
+    else:
+        ends = compose_laws(laws, counts, grid, n)
+    return solve(ends, grid, given, plan, unknown, n)
 
 
 def solve_traced(terms: Terms, given: Any, direction: Adjacency, unknown: str, tol: float, max_nodes: int) -> Answer:
@@ -70,13 +114,31 @@ def solve_traced(terms: Terms, given: Any, direction: Adjacency, unknown: str, t
 
     def one(lane):
         terms, given = lane
-        plan = _plan_one(terms.records, terms.counts, given, tol, direction, unknown)
-        return _solve_one(terms.records, terms.counts, given, plan, direction, unknown, n)
+        laws = jax.tree.map(jax.lax.stop_gradient, _laws(terms.records, direction))
+        sketches = _join([jax.vmap(planning.sketch)(law) for law in laws])
+        plan = planning.plan(sketches, jnp.concatenate(terms.counts), given, unknown, tol)
+        return _from_laws(terms, given, plan, direction, unknown, n)
 
     together = max(1, _TOGETHER // n)
     lanes = given.shape[0]
-    found = jax.vmap(one)((terms, given)) if lanes <= together else jax.lax.map(one, (terms, given), batch_size=together)
+    found = (
+        jax.vmap(one)((terms, given)) if lanes <= together else jax.lax.map(one, (terms, given), batch_size=together)
+    )
     return Answer(*found[:3], _width(found, unknown) <= tol, jnp.zeros(lanes, jnp.int32) + n)
+
+
+def _once(terms: Terms, given, plans, direction: Adjacency, unknown: str, n: int) -> Found:
+    """A part of the lanes on grids of ``n`` points."""
+    counts = np.concatenate(terms.counts, 1)
+    if counts.shape[1] > _FEW:
+        return _many(terms, given, plans, direction, unknown, n)
+    grids = _grids(plans, n)
+    start, stacked = 0, []
+    for record, count in zip(terms.records, terms.counts, strict=True):
+        low = grids.low[:, start : start + count.shape[1]]
+        stacked.append(_cells(record, low, grids.spacing, direction, n))
+        start += count.shape[1]
+    return _solutions(_join(stacked, 1) if len(stacked) > 1 else stacked[0], counts, grids, given, plans, unknown, n)
 
 
 def _width(found: Found, unknown: str) -> Any:
@@ -93,16 +155,20 @@ def solve_concrete(
     tol = max(tol, FINEST)
     most = 1 << (POINTS * max_nodes).bit_length() - 1
     answer = Answer(*(np.full(lanes, x) for x in (-np.inf, np.nan, np.inf)), np.zeros(lanes, bool), np.zeros(lanes))
-    plan = _in_chunks(lambda part: _plans(*part, direction, unknown, None), (terms, given, np.full(lanes, tol)), lanes, _LEAST)
+    sketches = _join([_sketches(record, direction) for record in terms.records], 1)
+    plan = _in_chunks(
+        lambda part: _plans(*part, unknown),
+        (sketches, np.concatenate(terms.counts, 1), given, np.full(lanes, tol)), lanes, _LEAST,
+    )  # fmt: skip
     with np.errstate(all="ignore"):
-        wanted = np.nan_to_num(np.exp2(np.ceil(np.log2(plan.points))), nan=_LEAST, posinf=most)
+        wanted = np.nan_to_num(4.0 ** np.ceil(np.log2(plan.points) / 2), nan=_LEAST, posinf=most)
     length = np.clip(wanted, _LEAST, most).astype(int)
     todo = np.arange(lanes)
     for _ in range(_PASSES):
         for n in np.unique(length[todo]):
             which = todo[length[todo] == n]
             part = jax.tree.map(lambda a, which=which: a[which], (terms, given, plan))
-            found = _in_chunks(lambda p, n=n: _solutions(*p, direction, unknown, int(n)), part, which.size, n)
+            found = _in_chunks(lambda p, n=n: _once(*p, direction, unknown, int(n)), part, which.size, n)
             _merge(answer, which, found, _width(found, unknown) <= tol, n)
         todo = todo[~answer.converged[todo] & (length[todo] < most)]
         if not todo.size:
@@ -132,5 +198,5 @@ def _in_chunks(function: Any, tree: Any, lanes: int, n: int) -> Any:
     for start in range(0, lanes, size):
         index = np.minimum(np.arange(start, start + size), lanes - 1)
         part = function(jax.tree.map(lambda a, index=index: np.asarray(a)[index], tree))
-        pieces.append(jax.tree.map(lambda a, keep=min(size, lanes - start): np.asarray(a)[:keep], part))
+        pieces.append(jax.tree.map(lambda a, kept=index: np.asarray(a)[: lanes - kept[0]], part))
     return jax.tree.map(lambda *a: np.concatenate(a), *pieces)

@@ -20,8 +20,31 @@ REACH = 600.0  # losses beyond are treated as infinite: exp(700) overflows
 _EDGES = np.geomspace(1e-9, REACH, 321)
 _EDGES = np.concatenate([-_EDGES[::-1], [0.0], _EDGES])
 _TILTS = np.geomspace(1e-3, 3e3, 64)
+_SPACINGS = np.geomspace(1e-9, 10.0, 60)
 _LOST = 1e-3  # of tol: what each end of the window may cost
 _CANCELLED = 9.0  # log of the cancellation from which a tilt is dearer
+
+
+class Sketch(NamedTuple):
+    """A law seen from afar; scalars unless said otherwise.
+
+    Attributes:
+      log_p: (cells,), log of P's masses of the coarse cells.
+      loss: (cells,), log(P / Q) there.
+      log_above, log_below: (cells + 1,), log of P's tails at the coarse edges.
+      bottom, top: the support.
+      unit: the law's ``spacing``.
+      infinite: P's mass at infinity.
+    """
+
+    log_p: jax.Array
+    loss: jax.Array
+    log_above: jax.Array
+    log_below: jax.Array
+    bottom: jax.Array
+    top: jax.Array
+    unit: jax.Array
+    infinite: jax.Array
 
 
 class Plan(NamedTuple):
@@ -31,11 +54,12 @@ class Plan(NamedTuple):
       epsilon, log_delta: where the answer is expected.
       tilt, far_tilt: see ``spectrum.Grid``.
       period: what n * spacing must reach.
-      spacing: what meets the tolerance.
-      low, high: for each group, (terms,) losses that a single law's grid must span.
+      low, high: (terms,) losses that a single law's grid must span.
       unit: a spacing on which all laws are exact, 0 if there is none.
       slack: see ``spectrum.Grid``.
       points: how long a transform has to be.
+      total: how many runs there are.
+      largest: the largest finite loss, rounded up.
     """
 
     epsilon: jax.Array
@@ -43,78 +67,65 @@ class Plan(NamedTuple):
     tilt: jax.Array
     far_tilt: jax.Array
     period: jax.Array
-    spacing: jax.Array
-    low: tuple
-    high: tuple
+    low: jax.Array
+    high: jax.Array
     unit: jax.Array
     slack: jax.Array
     points: jax.Array
+    total: jax.Array
+    largest: jax.Array
 
 
-class _Sketch(NamedTuple):
-    """A law on the coarse cells (cells,), or sums over terms on the tilts (tilts,)."""
-
-    log_p: jax.Array
-    loss: jax.Array
-
-
-def _sketch(law: Law) -> _Sketch:
+def sketch(law: Law) -> Sketch:
+    """What a plan needs to know of a law."""
+    law = jax.tree.map(lax.stop_gradient, law)
     t = law.tails(_EDGES)
-    masses = lambda above, below: jnp.maximum(jnp.where(above[:-1] <= below[:-1], above[:-1] - above[1:], below[1:] - below[:-1]), 0.0)
+    upper = lambda above, below: above[:-1] <= below[:-1]
+    masses = lambda above, below: jnp.maximum(
+        jnp.where(upper(above, below), above[:-1] - above[1:], below[1:] - below[:-1]), 0.0
+    )
     p, q = masses(t.p_above, t.p_below), masses(t.q_above, t.q_below)
     both = (p > 0) & (q > 0)
     log = lambda m: jnp.log(jnp.where(both, m, 1.0))
     middle = 0.5 * (_EDGES[1:] + _EDGES[:-1])
     loss = jnp.clip(jnp.where(both, log(p) - log(q), middle), _EDGES[:-1], _EDGES[1:])
-    return _Sketch(jnp.where(p > 0, jnp.log(jnp.maximum(p, 1e-300)), -jnp.inf), loss)
+    log_tail = lambda m: jnp.log(jnp.maximum(m, 1e-300))
+    number = lambda x: jnp.asarray(x, loss.dtype)
+    bottom, top = law.support()
+    return Sketch(
+        jnp.where(p > 0, log_tail(p), -jnp.inf), loss, log_tail(t.p_above), log_tail(t.p_below),
+        number(bottom), number(top), number(law.spacing()), number(law.p_infinite()),
+    )  # fmt: skip
 
 
-def _cumulants(law: Law, count: Any) -> tuple:
+def _cumulants(drawn: tuple[Sketch, Any]) -> tuple:
     """count times K, K' and K'' on the tilts."""
-    sketch = _sketch(law)
-    log_w = sketch.log_p + _TILTS[:, None] * sketch.loss
+    seen, count = drawn
+    log_w = seen.log_p + _TILTS[:, None] * seen.loss
     top = jnp.maximum(jnp.max(log_w, -1), -1e300)
     w = jnp.exp(log_w - top[:, None])
     total = jnp.sum(w, -1)
-    first = jnp.sum(w * sketch.loss, -1) / total
-    second = jnp.sum(w * (sketch.loss - first[:, None]) ** 2, -1) / total
+    first = jnp.sum(w * seen.loss, -1) / total
+    second = jnp.sum(w * (seen.loss - first[:, None]) ** 2, -1) / total
     each = top + jnp.log(total), first, second
     return tuple(jnp.where(count > 0, count * x, 0.0) for x in each)
 
 
-def _log_finite(law: Law, count: Any) -> jax.Array:
-    return count * jnp.log1p(-jnp.minimum(law.p_infinite() + 0.0 * count, 1 - 1e-16))
-
-
-def _over_terms(function: Any, laws: tuple, *rest: tuple) -> Any:
-    """The sum of ``function`` over all terms of all groups."""
-    total = None
-    for group in zip(laws, *rest, strict=True):
-        values = lax.map(lambda g: function(*g), group) if jax.tree.leaves(group)[0].shape[0] > 1 else jax.tree.map(
-            lambda a: a[None], function(*jax.tree.map(lambda a: a[0], group)))
-        summed = jax.tree.map(lambda a: jnp.sum(a, 0), values)
-        total = summed if total is None else jax.tree.map(jnp.add, total, summed)
-    return total
-
-
-def _over_each(function: Any, *groups: tuple) -> list:
-    """``function`` of every term, a list of (terms,) results for the groups."""
-    return [lax.map(lambda g: function(*g), group) for group in zip(*groups, strict=True)]
-
-
-def plan(laws: tuple, counts: tuple, given: jax.Array, unknown: str, tol: float) -> Plan:
+def plan(sketches: Sketch, counts: jax.Array, given: jax.Array, unknown: str, tol: Any) -> Plan:
     """A plan for one composition.
 
     Args:
-      laws, counts: see ``spectrum.compose``.
-      given: log delta (of the finite losses) if ``unknown`` is "epsilon", epsilon if it is "delta".
+      sketches: of its laws, stacked along a first axis of terms.
+      counts: (terms,).
+      given: log delta if ``unknown`` is "epsilon", epsilon if it is "delta".
       unknown: says which.
       tol: relative width of delta that is aimed at.
     """
-    laws, counts, given = jax.tree.map(lax.stop_gradient, (laws, counts, given))
-    k0, k1, k2 = _over_terms(_cumulants, laws, counts)
+    counts, given = jax.tree.map(lax.stop_gradient, (counts, given))
+    total = jnp.sum(counts)
+    k0, k1, k2 = (jnp.sum(x, 0) for x in lax.map(_cumulants, (sketches, counts)))
     if unknown == "epsilon":  # what failures take is not left for finite losses
-        infinite = -jnp.expm1(_over_terms(_log_finite, laws, counts))
+        infinite = -jnp.expm1(jnp.sum(counts * jnp.log1p(-jnp.minimum(sketches.infinite, 1 - 1e-16))))
         left = jnp.exp(given) - infinite
         given = jnp.where((left > 0) & (infinite > 0), jnp.log(jnp.where(left > 0, left, 1.0)), given)
     s = _TILTS
@@ -136,7 +147,7 @@ def plan(laws: tuple, counts: tuple, given: jax.Array, unknown: str, tol: float)
     mix = lambda a: pick(a, before) + share * (pick(a, index) - pick(a, before))
     epsilon = mix(epsilons) if unknown == "epsilon" else given
     log_delta = wanted if unknown == "epsilon" else mix(log_deltas)
-    error = log_delta + np.log(tol)  # log of what each share of the error may be
+    error = log_delta + jnp.log(tol)  # log of what each share of the error may be
 
     down = -error / s
     gap = s[None, :] - s[:, None]
@@ -151,56 +162,42 @@ def plan(laws: tuple, counts: tuple, given: jax.Array, unknown: str, tol: float)
     far_tilt = pick(jnp.broadcast_to(s, price.shape), at_least(column))
     period = pick(jnp.where(jnp.isfinite(period), period, 1e300), chosen)
 
-    total = sum(jnp.sum(c) for c in counts)
+    edges = jnp.asarray(_EDGES)
 
-    def window(law, count):
-        """The losses that matter, how far they are from 0, and the tilted masses."""
-        sketch = _sketch(law)
-        log_w = sketch.log_p + tilt * sketch.loss
+    def window(drawn):
+        """The losses that matter, and what spacings cost."""
+        seen, count = drawn
+        log_w = seen.log_p + tilt * seen.loss
         log_m = jax.nn.logsumexp(log_w)
-        # what is cut off above becomes infinite; total steps share what delta can bear
-        t = law.tails(_EDGES)
-        over = jnp.log(jnp.maximum(t.p_above, 1e-300))
-        high = first_true(over <= error + np.log(_LOST) - jnp.log(jnp.maximum(total, 1.0)))
-        # what is cut off below is moved up to the cut
-        under = jnp.log(jnp.maximum(t.p_below, 1e-300)) + tilt * _EDGES - log_m
-        fits = under <= np.log(tol * _LOST) - jnp.log(jnp.maximum(total, 1.0))
+        # what is cut off above becomes infinite, below it is moved up to the cut: the steps share what delta can bear
+        share = _LOST / jnp.maximum(total, 1.0)
+        high = first_true(seen.log_above <= error + jnp.log(share))
+        fits = seen.log_below + tilt * edges - log_m <= jnp.log(tol * share)
         low = (_EDGES.size - 1) - first_true(jnp.flip(fits))
-        edges = jnp.asarray(_EDGES)
-        bottom, top = law.support()
-        reach = jnp.minimum(pick(edges, high), jnp.maximum(top, 0.0))
-        start = jnp.maximum(pick(edges, low), jnp.minimum(bottom, 0.0))
+        start = jnp.maximum(pick(edges, low), jnp.minimum(seen.bottom, 0.0))
+        reach = jnp.minimum(pick(edges, high), jnp.maximum(seen.top, 0.0))
+        # variance gained above and lost below: that of a loss next to a grid point at 0, or of one anywhere
         weight = count * jnp.exp(log_w - log_m)
-        return start, reach, weight, jnp.abs(sketch.loss)
+        away = jnp.minimum(jnp.abs(seen.loss) * _SPACINGS[:, None], _SPACINGS[:, None] ** 2 / 4)
+        return start, reach, jnp.sum(weight * away, -1)
 
-    def summary(law, count):
-        start, reach, weight, away = window(law, count)
-        # extra variance and lost variance of a spacing h: min(loss h, h^2 / 4) each
-        spacings = np.geomspace(1e-9, 10.0, 60)
-        costs = jnp.sum(weight[None, :] * jnp.minimum(away[None, :] * spacings[:, None], spacings[:, None] ** 2 / 4), -1)
-        return start, reach, costs
-
-    parts = _over_each(summary, laws, counts)
-    spacings = jnp.asarray(np.geomspace(1e-9, 10.0, 60))
-    costs = sum(jnp.sum(part[2], 0) for part in parts) * tilt * (1 + tilt)
-    fine = first_true(costs > tol)
-    spacing = pick(spacings, jnp.maximum(fine - 1, 0))
-    units = jnp.concatenate([jnp.broadcast_to(jnp.asarray(u, s.dtype), c.shape) for u, c in zip(_over_each(lambda law: law.spacing() + 0.0 * jnp.sum(_EDGES), laws), counts, strict=True)])
-    unit = jnp.where(jnp.all(jnp.abs(units - units[0]) <= 1e-14 * units[0]), units[0], 0.0)
+    low, high, costs = lax.map(window, (sketches, counts))
+    cost = jnp.sum(costs, 0) * tilt * (1 + tilt)
+    spacing = pick(jnp.asarray(_SPACINGS), jnp.maximum(first_true(cost > tol) - 1, 0))
+    units = sketches.unit
+    unit = jnp.where(jnp.all(jnp.abs(units - units[:1]) <= 1e-14 * units[:1]), jnp.min(units), 0.0)
     spacing = jnp.where((unit > 0) & (spacing < unit), unit, spacing)
-    low, high = tuple(part[0] for part in parts), tuple(part[1] for part in parts)
-    widest = jnp.max(jnp.stack([jnp.max(h - l) for l, h in zip(low, high, strict=True)]))
-    need = jnp.maximum(period, widest) / spacing
+    points = jnp.maximum(period, jnp.max(high - low)) / spacing
     slack = jnp.minimum(1e-9, 0.01 * tol / (jnp.maximum(total, 1.0) * (1 + tilt)))
-    return Plan(epsilon, log_delta, tilt, far_tilt, period, spacing, low, high, unit, slack, need)
+    each = jnp.where(counts > 0, counts * jnp.maximum(sketches.top, -1e300), 0.0)
+    largest = jnp.sum(each) + 1e-13 * jnp.sum(jnp.abs(each))
+    return Plan(epsilon, log_delta, tilt, far_tilt, period, low, high, unit, slack, points, total, largest)
 
 
-def grid(p: Plan, n: int, size: int) -> Grid:
-    """The grid of a plan for a transform of length ``n`` and single laws on ``size`` points."""
-    widest = jnp.max(jnp.stack([jnp.max(h - l) for l, h in zip(p.low, p.high, strict=True)]))
-    # the last cells are for rounding to whole spacings
-    spacing = jnp.maximum(p.period / n, widest / (size - 4))
-    exact = (p.unit > 0) & (spacing <= p.unit)
-    spacing = jnp.where(exact, p.unit, spacing)
-    low = tuple(jnp.floor(l / spacing) - 1 for l in p.low)
-    return Grid(p.tilt, p.far_tilt, spacing, low, p.slack)
+def grid(p: Plan, n: int) -> Grid:
+    """The grid of a plan for transforms of length ``n``, single laws on as many points."""
+    widest = jnp.max(p.high - p.low)
+    # four points are for rounding to whole spacings
+    spacing = jnp.maximum(p.period / n, widest / (n - 4))
+    spacing = jnp.where((p.unit > 0) & (spacing <= p.unit), p.unit, spacing)
+    return Grid(p.tilt, p.far_tilt, spacing, jnp.floor(p.low / spacing) - 1, p.slack)

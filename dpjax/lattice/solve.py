@@ -12,7 +12,7 @@ from jax import lax
 from dpjax._positions import pick
 from dpjax.lattice import planning
 from dpjax.lattice.cells import UNIT
-from dpjax.lattice.spectrum import End, Grid, compose, tilted_deltas
+from dpjax.lattice.spectrum import End, Grid, tilted_deltas
 
 
 class Found(NamedTuple):
@@ -31,16 +31,6 @@ class Found(NamedTuple):
     spacing: jax.Array
 
 
-class _Values(NamedTuple):
-    """exp(s e_J) delta(e_J) / exp(log_m) for J modulo n: bounds, and what the derivative is taken of."""
-
-    upper: jax.Array
-    lower: jax.Array
-    smooth: jax.Array
-    alias: jax.Array  # () log of what the aliases from above may be, at exp((far - s) e_J) less
-    below: jax.Array  # () log of what those from below may be
-
-
 def _log_chernoff(s: Any) -> Any:
     """log of s^s / (1 + s)^(1 + s), the largest value of (1 - exp(-x)) exp(-s x)."""
     return s * jnp.log(s) - (1 + s) * jnp.log1p(s)
@@ -56,23 +46,22 @@ def _at(values: jax.Array, place: Any, n: int) -> jax.Array:
     return pick(values, jnp.mod(place, n).astype(jnp.int32))
 
 
-def solve(laws: tuple, counts: tuple, given: Any, plan: planning.Plan, *, unknown: str, n: int, size: int) -> Found:
+def solve(ends: tuple[End, End], grid: Grid, given: Any, plan: planning.Plan, unknown: str, n: int) -> Found:
     """The answer to one question.
 
     Args:
-      laws, counts, n, size: see ``spectrum.compose``.
+      ends, grid, n: see ``spectrum.compose``.
       given: log delta if ``unknown`` is "epsilon", epsilon if it is "delta"; any real number.
-      plan: how.
+      plan: from which the grid was made.
       unknown: says which.
     """
-    grid = planning.grid(plan, n, size)
-    high, low = compose(laws, counts, grid, n, size)
+    high, low = ends
     s, r, h = grid.tilt, grid.far_tilt, grid.spacing
     values, error = tilted_deltas(high, grid, n)
     lows, low_error = tilted_deltas(low, grid, n)
     stop = lambda tree: jax.tree.map(lax.stop_gradient, tree)
-    total = sum(jnp.sum(c) for c in counts)
-    furthest = jnp.max(jnp.stack([jnp.max(jnp.maximum(jnp.abs(a), jnp.abs(b))) for a, b in zip(plan.low, plan.high, strict=True)]))
+    total, largest = plan.total, plan.largest
+    furthest = jnp.max(jnp.maximum(jnp.abs(plan.low), jnp.abs(plan.high)))
     moved = stop(4 * UNIT * total * (1 + furthest))  # rounding of the grid points, in nats of the composed loss
     fallen = stop(moved + total * grid.slack)
     growth = 1 + 16 * UNIT * (1 + jnp.abs(stop(high.log_m)) + jnp.abs(stop(low.log_m)))
@@ -93,7 +82,11 @@ def solve(laws: tuple, counts: tuple, given: Any, plan: planning.Plan, *, unknow
         upper = jnp.exp(jnp.minimum(log_m - s * e, 690.0)) * _pick_many(top, place, n) * growth
         lower = jnp.exp(jnp.minimum(low_m - s * e, 690.0)) * _pick_many(bottom, place, n) / growth
         lower = lower - jnp.exp(jnp.minimum(alias - r * e, 690.0)) - jnp.exp(below)
-        chernoff = jnp.exp(jnp.minimum(jnp.minimum(log_m - s * e + _log_chernoff(s), stop(high.log_far) - r * e + _log_chernoff(r)), 0.0))
+        chernoff = jnp.exp(
+            jnp.minimum(
+                jnp.minimum(log_m - s * e + _log_chernoff(s), stop(high.log_far) - r * e + _log_chernoff(r)), 0.0
+            )
+        )
         upper = jnp.minimum(jnp.minimum(upper, chernoff * growth) + infinite_high_bound, 1.0)
         # of the pair that is dominated; no profile is below max(0, 1 - exp(e))
         return upper, jnp.maximum(jnp.maximum(lower + infinite_low, infinite_low), -jnp.expm1(jnp.minimum(e, 0.0)))
@@ -113,14 +106,20 @@ def solve(laws: tuple, counts: tuple, given: Any, plan: planning.Plan, *, unknow
         finite = infinite_high / jnp.exp(jnp.maximum(scale, -690.0)) + raw
         logs = jnp.log(jnp.maximum(finite, 1e-300)) + scale
         x = (e - place * h) / h
-        weights = jnp.stack([-x * (x - 1) * (x - 2) / 6, (x + 1) * (x - 1) * (x - 2) / 2, -(x + 1) * x * (x - 2) / 2, (x + 1) * x * (x - 1) / 6])
+        weights = jnp.stack(
+            [
+                -x * (x - 1) * (x - 2) / 6,
+                (x + 1) * (x - 1) * (x - 2) / 2,
+                -(x + 1) * x * (x - 2) / 2,
+                (x + 1) * x * (x - 1) / 6,
+            ]
+        )
         cubic = jnp.sum(weights * logs)
         w = jnp.expm1(e - place * h) / jnp.expm1(h)
         linear = jnp.log(jnp.maximum((1 - w) * finite[1] + w * finite[2], 1e-300)) + scale
         return jnp.where(h == plan.unit, linear, cubic)
 
     log = lambda x: jnp.log(jnp.maximum(x, 1e-300))
-    largest = _largest(laws, counts)
     if unknown == "delta":
         near = jnp.floor((stop(given) - moved) / h)
         upper = between(given - moved, [bounds_at(near + i)[0] for i in (0, 1)], near)
@@ -140,11 +139,20 @@ def solve(laws: tuple, counts: tuple, given: Any, plan: planning.Plan, *, unknow
         some = jnp.isfinite(first)
         place = jnp.where(some, first, 0.0) - 1
         upper = _crossing(place, [bounds_at(place + i)[0] for i in (0, 1)], target, h)
-        fallback = jnp.minimum((log_m + _log_chernoff(s) - log(target - infinite_high_bound)) / s, (stop(high.log_far) + _log_chernoff(r) - log(target - infinite_high_bound)) / r)
+        fallback = jnp.minimum(
+            (log_m + _log_chernoff(s) - log(target - infinite_high_bound)) / s,
+            (stop(high.log_far) + _log_chernoff(r) - log(target - infinite_high_bound)) / r,
+        )
         upper = jnp.where(some, jnp.minimum(upper, fallback), fallback)
         upper = jnp.where(target > infinite_high_bound, jnp.maximum(upper + moved, 0.0) * (1 + 4 * UNIT), jnp.inf)
-        upper = jnp.where(target >= infinite_low * (1 + 64 * UNIT), jnp.minimum(upper, jnp.maximum(largest, 0.0)), upper)
-        more = (bottom / growth - jnp.exp(jnp.clip(alias - r * e + s * e - low_m, -700, 690)) - jnp.exp(jnp.clip(below + s * e - low_m, -700, 690))) >= (target - infinite_low) * jnp.exp(jnp.clip(s * e - low_m, -700, 690))
+        upper = jnp.where(
+            target >= infinite_low * (1 + 64 * UNIT), jnp.minimum(upper, jnp.maximum(largest, 0.0)), upper
+        )
+        more = (
+            bottom / growth
+            - jnp.exp(jnp.clip(alias - r * e + s * e - low_m, -700, 690))
+            - jnp.exp(jnp.clip(below + s * e - low_m, -700, 690))
+        ) >= (target - infinite_low) * jnp.exp(jnp.clip(s * e - low_m, -700, 690))
         last = jnp.max(jnp.where(more, places, -jnp.inf))
         place = jnp.where(jnp.isfinite(last), last, 0.0)
         lower = _crossing(place, [bounds_at(place + i)[1] for i in (0, 1)], target, h)
@@ -152,21 +160,17 @@ def solve(laws: tuple, counts: tuple, given: Any, plan: planning.Plan, *, unknow
         lower = jnp.where(target < infinite_low, jnp.inf, lower)
         start = stop(jnp.where(jnp.isfinite(upper), 0.5 * (lower + upper), plan.epsilon))
         value = start
-        for _ in range(2):  # two steps of Newton's method carry first and second derivatives by the implicit function theorem
+        for _ in range(
+            2
+        ):  # two steps of Newton's method carry first and second derivatives by the implicit function theorem
             at, slope = jax.value_and_grad(smooth)(value)
             value = value - (at - given) / jnp.where(slope < 0, slope, -1.0)
         value = jnp.where(start > 0, value, 0.0)
-    middle = jnp.where(jnp.isfinite(stop(upper)) & jnp.isfinite(stop(lower)), 0.5 * (stop(lower) + stop(upper)), stop(upper))
+    middle = jnp.where(
+        jnp.isfinite(stop(upper)) & jnp.isfinite(stop(lower)), 0.5 * (stop(lower) + stop(upper)), stop(upper)
+    )
     inside = jnp.clip(middle, stop(lower), stop(upper))
     return Found(stop(lower), value + stop(inside - value), stop(upper), s, h)
-
-
-def _largest(laws: tuple, counts: tuple) -> jax.Array:
-    """The largest finite loss of the composition, rounded up."""
-    highest = lambda law: law.support()[1] + 0.0
-    each = [jnp.where(c > 0, c * jax.vmap(highest)(law), 0.0) for law, c in zip(laws, counts, strict=True)]
-    total = jnp.sum(jnp.stack([jnp.sum(e) for e in each]))
-    return lax.stop_gradient(total + 1e-13 * jnp.sum(jnp.stack([jnp.sum(jnp.abs(e)) for e in each])))
 
 
 def _crossing(place, ends, target, h):

@@ -22,7 +22,6 @@ import numpy as np
 from jax import lax
 
 from dpjax.lattice.cells import UNIT, Cells, cells, optimistic, pessimistic, points
-from dpjax.laws import Law
 
 _FFT = 8.0  # ulps of the largest coefficient for each doubling of the length
 _STEP = 8.0  # ulps for each factor of a product
@@ -35,14 +34,14 @@ class Grid(NamedTuple):
       tilt: s.
       far_tilt: a larger tilt, for the aliases from above.
       spacing: h.
-      low: for each group of laws, (terms,) first grid points, in whole spacings.
+      low: (terms,), the first grid points of the single laws, in whole spacings.
       slack: nats by which a step of the optimistic law may be too low in its condition.
     """
 
     tilt: jax.Array
     far_tilt: jax.Array
     spacing: jax.Array
-    low: tuple
+    low: jax.Array
     slack: jax.Array
 
 
@@ -69,7 +68,7 @@ class End(NamedTuple):
     log_finite: Any
 
 
-def _nodes(grid: Grid, n: int) -> jax.Array:
+def _nodes(grid: Grid, n: int) -> Any:
     """t of the half spectrum; the transform's sign makes it z = s - it."""
     return 2 * np.pi * np.arange(n // 2 + 1) / n / grid.spacing
 
@@ -101,20 +100,16 @@ def _sum_log(masses: jax.Array, at: jax.Array, s: Any) -> jax.Array:
     return peak + jnp.log(jnp.maximum(jnp.sum(masses * jnp.exp(s * at - peak)), 1e-300))
 
 
-def _fold(a: jax.Array, n: int) -> jax.Array:
-    if a.shape[0] <= n:
-        return jnp.concatenate([a, jnp.zeros(n - a.shape[0], a.dtype)])
-    return jnp.sum(a.reshape((-1, n)), 0)
-
-
-def _transform(masses, infinite, c: Cells, at, low, count, grid: Grid, n: int, kappa: jax.Array) -> End:
+def _transform(masses, infinite, c: Cells, at, low, count, grid: Grid, n: int, kappa: tuple) -> End:
     """One term's share in an ``End``; ``kappa``: log moduli of the two factors that summation by parts brings in."""
     log_m = _sum_log(masses, at, grid.tilt)
     # log_m is a normaliser only: what it is multiplied with is scaled by the same number
     weights = masses * jnp.exp(grid.tilt * at - log_m)
-    places = np.arange(at.shape[0])
-    centre = lax.stop_gradient(jnp.round(jnp.sum(jnp.maximum(weights, 0.0) * places) / jnp.sum(jnp.maximum(weights, 0.0))))
-    found = jnp.fft.rfft(_fold(weights, n))
+    places = np.arange(n)
+    centre = lax.stop_gradient(
+        jnp.round(jnp.sum(jnp.maximum(weights, 0.0) * places) / jnp.sum(jnp.maximum(weights, 0.0)))
+    )
+    found = jnp.fft.rfft(weights)
     turn = 2 * np.pi / n * jnp.mod(np.arange(n // 2 + 1) * jnp.mod(centre, n), n)
     c_turn, s_turn = jnp.cos(turn), jnp.sin(turn)
     re = found.real * c_turn - found.imag * s_turn
@@ -144,18 +139,16 @@ def _unwrapped(angle: jax.Array) -> jax.Array:
     return angle - 2 * np.pi * jnp.concatenate([jnp.zeros(1, angle.dtype), jnp.cumsum(turns)])
 
 
-def _term(law: Law, count: Any, low: Any, grid: Grid, n: int, size: int) -> tuple[End, End]:
+def _term(c: Cells, count: Any, low: Any, grid: Grid, n: int) -> tuple[End, End]:
     h = grid.spacing
-    c = cells(law, low, h, size)
-    at = points(low, h, size)
+    at = points(low, h, n)
     t = _nodes(grid, n)
     log_one = _log_modulus_of_expm1(-grid.tilt * h, t * h)  # |1 - exp(-z h)|
     log_two = _log_modulus_of_expm1(-(1 + grid.tilt) * h, t * h)
     log_up = _log_modulus_of_expm1(grid.tilt * h, t * h) - jnp.log(-jnp.expm1(-h))
     masses, infinite = pessimistic(c, h)
-    high = _transform(
-        masses, infinite, c, at, low, count, grid, n, (jnp.log1p(jnp.exp(log_up)) + log_one, log_up + log_two)
-    )
+    factors = jnp.log1p(jnp.exp(log_up)) + log_one, log_up + log_two
+    high = _transform(masses, infinite, c, at, low, count, grid, n, factors)
     c = jax.tree.map(lax.stop_gradient, c)  # the derivative of an answer is that of the pessimistic law
     masses, infinite = optimistic(c, grid.slack)
     both = np.log(2.0) + log_one + grid.tilt * h  # neighbouring cells share their points: two steps of the grid at most
@@ -163,28 +156,31 @@ def _term(law: Law, count: Any, low: Any, grid: Grid, n: int, size: int) -> tupl
     return high, low_end
 
 
-def compose(laws: tuple, counts: tuple, grid: Grid, n: int, size: int) -> tuple[End, End]:
+def compose(stacked: Cells, counts: jax.Array, grid: Grid, n: int) -> tuple[End, End]:
     """The composed laws, pessimistic and optimistic.
 
     Args:
-      laws: groups of laws of one kind, their fields stacked along a first axis of terms.
-      counts: for each group, (terms,).
+      stacked: cells of the single laws, stacked along a first axis of terms.
+      counts: (terms,).
       grid: the grid.
-      n: length of the transform, a power of 2.
-      size: number of grid points of a single law, a power of 2 (or at most n).
+      n: length of the transform and number of points of a single law, a power of 2.
     """
-    total = None
-    for law, count, low in zip(laws, counts, grid.low, strict=True):
-        one = lambda term: _term(*term, grid, n, size)
-        terms = count.shape[0]
-        if terms == 1:
-            found = one(jax.tree.map(lambda a: a[0], (law, count, low)))
-        else:
-            first = jax.eval_shape(one, jax.tree.map(lambda a: a[0], (law, count, low)))
-            start = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), first)
-            step = jax.checkpoint(lambda sums, term: (jax.tree.map(jnp.add, sums, one(term)), None))
-            found, _ = lax.scan(step, start, (law, count, low))
-        total = found if total is None else jax.tree.map(jnp.add, total, found)
+    each = jax.vmap(lambda c, count, low: _term(c, count, low, grid, n))(stacked, counts, grid.low)
+    return jax.tree.map(lambda a: jnp.sum(a, 0), each)
+
+
+def compose_laws(laws: tuple, counts: jax.Array, grid: Grid, n: int) -> tuple[End, End]:
+    """The same from groups of laws, their fields stacked along a first axis of terms: one after the other, for many."""
+    one = lambda law, count, low: _term(cells(law, low, grid.spacing, n), count, low, grid, n)
+    total, start = None, 0
+    for law in laws:
+        stop = start + jax.tree.leaves(law)[0].shape[0]
+        terms = law, counts[start:stop], grid.low[start:stop]
+        first = jax.eval_shape(one, *jax.tree.map(lambda a: a[0], terms))
+        zero = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), first)
+        step = jax.checkpoint(lambda sums, term: (jax.tree.map(jnp.add, sums, one(*term)), None))
+        found, _ = lax.scan(step, zero, terms)
+        total, start = found if total is None else jax.tree.map(jnp.add, total, found), stop
     assert total is not None
     return total
 

@@ -6,6 +6,7 @@ an adjacency into a dominating pair, ``composition`` adds pairs up, ``accounting
 Contract: the meaning of a record never changes between versions; a new meaning gets a new name.
 """
 
+from dpjax.mechanisms._base import COMPOSITIONS as COMPOSITIONS
 from dpjax.mechanisms._base import Adjacency as Adjacency
 from dpjax.mechanisms._base import Composed as Composed
 from dpjax.mechanisms._base import ComposedOver as ComposedOver

@@ -157,3 +157,6 @@ class ComposedOver(Mechanism):
 
     def check(self) -> None:
         """Nothing of its own to check."""
+
+
+COMPOSITIONS = (SelfComposed, Composed, ComposedOver)
