@@ -87,7 +87,7 @@ def answer(
       max_nodes: how much work, see ``lattice.lanes``.
       single: whether the record is one run of one mechanism.
     """
-    traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((terms, given)))
+    traced = any(map(_validate.is_traced, jax.tree.leaves((terms, given))))
     xp = jnp if traced else np
     limits = (_limits if traced else _concrete_limits)(terms, direction)
     limits = limits if traced else jax.tree.map(np.asarray, limits)
@@ -104,7 +104,7 @@ def answer(
     else:
         log = lambda x: xp.where(x > 0, xp.log(xp.where(x > 0, x, 1.0)), -xp.inf)
         value = xp.where(given > 0, log(limits.infinite), 0.0)
-    safe = xp.where(settled | xp.isnan(given), -1.0 if unknown == "epsilon" else 1.0, given)
+    safe: Any = xp.where(settled | xp.isnan(given), -1.0 if unknown == "epsilon" else 1.0, given)
     if once and method != "lattice":
         found = (_single if traced else _concrete_single)(terms, safe, direction, unknown)
         ends = tuple(found)

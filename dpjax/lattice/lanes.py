@@ -55,43 +55,43 @@ def _join(parts: Any, axis: int = 0) -> Any:
 # Programs for numbers. Only the first two know mechanisms, and they are small; the others serve all.
 
 
-@partial(jax.jit, static_argnums=1)
-def _sketches(record: Mechanism, direction: Adjacency):
+@partial(jax.jit, static_argnames="direction")
+def _sketches(record: Mechanism, *, direction: Adjacency):
     return jax.vmap(jax.vmap(lambda r: planning.sketch(loss_law(r, direction))))(record)
 
 
-@partial(jax.jit, static_argnums=(3, 4))
-def _cells(record: Mechanism, low, spacing, direction: Adjacency, n: int):
+@partial(jax.jit, static_argnames=("direction", "n"))
+def _cells(record: Mechanism, low, spacing, *, direction: Adjacency, n: int):
     one = lambda r, start, h: cells(loss_law(r, direction), start, h, n)
     return jax.vmap(jax.vmap(one, (0, 0, None)))(record, low, spacing)
 
 
-@partial(jax.jit, static_argnums=4)
-def _plans(sketches, counts, given, tol, unknown: str):
+@partial(jax.jit, static_argnames="unknown")
+def _plans(sketches, counts, given, tol, *, unknown: str):
     return jax.vmap(partial(planning.plan, unknown=unknown))(sketches, counts, given, tol=tol)
 
 
-@partial(jax.jit, static_argnums=1)
-def _grids(plans, n: int):
+@partial(jax.jit, static_argnames="n")
+def _grids(plans, *, n: int):
     return jax.vmap(lambda p: planning.grid(p, n))(plans)
 
 
-@partial(jax.jit, static_argnums=(5, 6))
-def _solutions(stacked, counts, grids, given, plans, unknown: str, n: int):
+@partial(jax.jit, static_argnames=("unknown", "n"))
+def _solutions(stacked, counts, grids, given, plans, *, unknown: str, n: int):
     def one(c, count, grid, x, plan):
         return solve(compose(c, count, grid, n), grid, x, plan, unknown, n)
 
     return jax.vmap(one)(stacked, counts, grids, given, plans)
 
 
-@partial(jax.jit, static_argnums=(3, 4, 5))
-def _many(terms: Terms, given, plans, direction: Adjacency, unknown: str, n: int):
+@partial(jax.jit, static_argnames=("direction", "unknown", "n"))
+def _many(terms: Terms, given, plans, *, direction: Adjacency, unknown: str, n: int):
     """Where the cells of all terms would not fit into memory."""
-    one = lambda lane: _from_laws(*lane, direction, unknown, n)
+    one = lambda lane: _from_laws(*lane, direction=direction, unknown=unknown, n=n)
     return jax.lax.map(one, (terms, given, plans))
 
 
-def _from_laws(terms: Terms, given, plan, direction: Adjacency, unknown: str, n: int) -> Found:
+def _from_laws(terms: Terms, given, plan, *, direction: Adjacency, unknown: str, n: int) -> Found:
     grid = planning.grid(plan, n)
     counts = jnp.concatenate(terms.counts)
     laws = _laws(terms.records, direction)
@@ -117,28 +117,32 @@ def solve_traced(terms: Terms, given: Any, direction: Adjacency, unknown: str, t
         laws = jax.tree.map(jax.lax.stop_gradient, _laws(terms.records, direction))
         sketches = _join([jax.vmap(planning.sketch)(law) for law in laws])
         plan = planning.plan(sketches, jnp.concatenate(terms.counts), given, unknown, tol)
-        return _from_laws(terms, given, plan, direction, unknown, n)
+        return _from_laws(terms, given, plan, direction=direction, unknown=unknown, n=n)
 
     together = max(1, _TOGETHER // n)
     lanes = given.shape[0]
     found = (
         jax.vmap(one)((terms, given)) if lanes <= together else jax.lax.map(one, (terms, given), batch_size=together)
     )
-    return Answer(*found[:3], _width(found, unknown) <= tol, jnp.zeros(lanes, jnp.int32) + n)
+    return Answer(
+        found.lower, found.estimate, found.upper, _width(found, unknown) <= tol, jnp.zeros(lanes, jnp.int32) + n
+    )
 
 
-def _once(terms: Terms, given, plans, direction: Adjacency, unknown: str, n: int) -> Found:
+def _once(terms: Terms, given, plans, *, direction: Adjacency, unknown: str, n: int) -> Found:
     """A part of the lanes on grids of ``n`` points."""
     counts = np.concatenate(terms.counts, 1)
     if counts.shape[1] > _FEW:
-        return _many(terms, given, plans, direction, unknown, n)
-    grids = _grids(plans, n)
+        return _many(terms, given, plans, direction=direction, unknown=unknown, n=n)
+    grids = _grids(plans, n=n)
     start, stacked = 0, []
     for record, count in zip(terms.records, terms.counts, strict=True):
         low = grids.low[:, start : start + count.shape[1]]
-        stacked.append(_cells(record, low, grids.spacing, direction, n))
+        stacked.append(_cells(record, low, grids.spacing, direction=direction, n=n))
         start += count.shape[1]
-    return _solutions(_join(stacked, 1) if len(stacked) > 1 else stacked[0], counts, grids, given, plans, unknown, n)
+    return _solutions(
+        _join(stacked, 1) if len(stacked) > 1 else stacked[0], counts, grids, given, plans, unknown=unknown, n=n
+    )
 
 
 def _width(found: Found, unknown: str) -> Any:
@@ -155,10 +159,10 @@ def solve_concrete(
     tol = max(tol, FINEST)
     most = 1 << (POINTS * max_nodes).bit_length() - 1
     answer = Answer(*(np.full(lanes, x) for x in (-np.inf, np.nan, np.inf)), np.zeros(lanes, bool), np.zeros(lanes))
-    sketches = _join([_sketches(record, direction) for record in terms.records], 1)
+    sketches = _join([_sketches(record, direction=direction) for record in terms.records], 1)
     plan = _in_chunks(
-        lambda part: _plans(*part, unknown),
-        (sketches, np.concatenate(terms.counts, 1), given, np.full(lanes, tol)), lanes, _LEAST,
+        lambda part: _plans(*part, unknown=unknown),
+        (sketches, np.concatenate(terms.counts, 1), given, np.full(lanes, 0.3 * tol)), lanes, _LEAST,
     )  # fmt: skip
     with np.errstate(all="ignore"):
         wanted = np.nan_to_num(4.0 ** np.ceil(np.log2(plan.points) / 2), nan=_LEAST, posinf=most)
@@ -168,7 +172,9 @@ def solve_concrete(
         for n in np.unique(length[todo]):
             which = todo[length[todo] == n]
             part = jax.tree.map(lambda a, which=which: a[which], (terms, given, plan))
-            found = _in_chunks(lambda p, n=n: _once(*p, direction, unknown, int(n)), part, which.size, n)
+            found = _in_chunks(
+                lambda p, n=n: _once(*p, direction=direction, unknown=unknown, n=int(n)), part, which.size, n
+            )
             _merge(answer, which, found, _width(found, unknown) <= tol, n)
         todo = todo[~answer.converged[todo] & (length[todo] < most)]
         if not todo.size:

@@ -79,7 +79,7 @@ class Plan(NamedTuple):
 def sketch(law: Law) -> Sketch:
     """What a plan needs to know of a law."""
     law = jax.tree.map(lax.stop_gradient, law)
-    t = law.tails(_EDGES)
+    t = law.tails(jnp.asarray(_EDGES))
     upper = lambda above, below: above[:-1] <= below[:-1]
     masses = lambda above, below: jnp.maximum(
         jnp.where(upper(above, below), above[:-1] - above[1:], below[1:] - below[:-1]), 0.0
