@@ -158,7 +158,8 @@ def solve_concrete(
     lanes = given.shape[0]
     tol = max(tol, FINEST)
     most = 1 << (POINTS * max_nodes).bit_length() - 1
-    answer = Answer(*(np.full(lanes, x) for x in (-np.inf, np.nan, np.inf)), np.zeros(lanes, bool), np.zeros(lanes))
+    blank = lambda x: np.full(lanes, x)
+    answer = Answer(blank(-np.inf), blank(np.nan), blank(np.inf), np.zeros(lanes, bool), np.zeros(lanes))
     sketches = _join([_sketches(record, direction=direction) for record in terms.records], 1)
     plan = _in_chunks(
         lambda part: _plans(*part, unknown=unknown),
