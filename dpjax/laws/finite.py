@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._pytree import node
+from dpjax._special import log1p
 from dpjax.laws._law import Law, Tails
 
 
@@ -66,12 +67,46 @@ class FiniteLaw(Law):
         return self.q_bottom + jnp.sum(self.q * -jnp.expm1(gap), -1)
 
 
+def _log_ratio(p: jax.Array, q: jax.Array) -> jax.Array:
+    """log(p / q) for p, q > 0, to a few of its own roundings, also where p and q are close, or tiny."""
+    close = (p < 2 * q) & (q < 2 * p)
+    share = jnp.where(close, (p - q) / q, 0.0)  # exact difference
+    ratio = p / q
+    plain = ~close & (ratio > 1e-300) & (ratio < 1e300)
+    far = jnp.log(jnp.where(close | plain, 1.0, p)) - jnp.log(jnp.where(close | plain, 1.0, q))
+    return jnp.where(close, log1p(share), jnp.where(plain, jnp.log(jnp.where(plain, ratio, 1.0)), far))
+
+
 def from_masses(p: jax.Array, q: jax.Array) -> FiniteLaw:
     """The law of any finite pair of (outcomes,) masses, in any order; NaN if a mass is negative."""
     both = (p > 0) & (q > 0)
-    loss = jnp.log(jnp.where(both, p, 1.0)) - jnp.log(jnp.where(both, q, 1.0))
+    loss = jnp.where(both, _log_ratio(jnp.where(both, p, 1.0), jnp.where(both, q, 1.0)), 0.0)
     order = jnp.argsort(loss)
-    kept = lambda mass: jnp.where(both, mass, 0.0 * mass)[order]
-    return FiniteLaw(
-        loss[order], kept(p), kept(q), jnp.sum(jnp.where(both, 0.0, p)), jnp.sum(jnp.where(both, 0.0, q)), 0.0
-    )
+    wrong = jnp.where(jnp.any(~(p >= 0) | ~(q >= 0)), jnp.nan, 1.0)
+    kept = lambda mass: jnp.where(both, mass, 0.0)[order] * wrong
+    rest = lambda mass: jnp.sum(jnp.where(both, 0.0, mass)) * wrong
+    return FiniteLaw(loss[order], kept(p), kept(q), rest(p), rest(q), 0.0)
+
+
+def from_distributions(p: jax.Array, q: jax.Array) -> FiniteLaw:
+    """The same of probabilities, which are divided by their sums; NaN if a sum is off by more than 1e-5."""
+    total_p, total_q = jnp.sum(p), jnp.sum(q)
+    off = jnp.maximum(jnp.abs(total_p - 1), jnp.abs(total_q - 1))
+    wrong = jnp.where(off <= 1e-5, 1.0, jnp.nan)
+    return from_masses(p / total_p * wrong, q / total_q * wrong)
+
+
+def randomized_response(epsilon: Any, num_buckets: int) -> FiniteLaw:
+    """Two buckets of k-ary randomised response."""
+    epsilon = jnp.asarray(epsilon)
+    ratio = jnp.exp(-epsilon)
+    p = jnp.stack([ratio, (num_buckets - 2) * ratio, jnp.ones_like(ratio)]) / (1 + (num_buckets - 1) * ratio)
+    zero = jnp.zeros_like(epsilon)
+    return FiniteLaw(jnp.stack([-epsilon, zero, epsilon]), p, p[::-1], zero, zero, epsilon)
+
+
+def failure(delta: Any) -> FiniteLaw:
+    """No loss, but an infinite one with probability delta."""
+    delta = jnp.asarray(delta)
+    rest = (1 - delta)[None]
+    return FiniteLaw(jnp.zeros_like(rest), rest, rest, delta, delta, 0.0)
