@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax.numpy as jnp
+
 from dpjax.laws import finite
 from dpjax.laws._law import Law, reverse
 from dpjax.laws.discrete import DiscreteGaussianLaw, DiscreteLaplaceLaw
@@ -61,7 +63,7 @@ def _mass_at_infinity(record: MassAtInfinity, direction: Adjacency) -> Law:
 
 
 def _discrete_loss(record: DiscreteLoss, direction: Adjacency) -> Law:
-    return _either_way(record, direction, finite.from_distributions(record.p, record.q))
+    return _either_way(record, direction, finite.from_masses(jnp.asarray(record.p), jnp.asarray(record.q)))
 
 
 def _mixture_of_gaussians(record: MixtureOfGaussians, direction: Adjacency) -> Law:

@@ -32,7 +32,7 @@ class LaplaceLaw(Law):
         return -self.mu, self.mu
 
     def profile(self, x):
-        return -jnp.expm1(jnp.where(x < -self.mu, x, 0.5 * jnp.minimum(x - self.mu, 0.0)))
+        return 0.0 - jnp.expm1(jnp.where(x < -self.mu, x, 0.5 * jnp.minimum(x - self.mu, 0.0)))
 
     def profile_below(self, x):
         return self.profile(-x)
