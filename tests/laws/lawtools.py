@@ -48,6 +48,10 @@ def exact(record, move=None, t=0):
     return jax.tree.map(lambda a, v: plus(numbers(a), numbers(v)), record, move)
 
 
+def as_arrays(record):
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), record)
+
+
 def stack(records):
     return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(a, jnp.float64) for a in leaves]), *records)
 
@@ -100,32 +104,36 @@ def assert_law(cases, oracle_of, direction=Adjacency.REMOVE):
             assert_exact(value, f, x, f"{name} of {record!r}")
 
 
+@functools.partial(jax.jit, static_argnames="direction")
+def _fitting(record, x, direction):
+    law = loss_law(record, direction)
+    r = Reversed(law)
+    numbers = [jnp.asarray(a, jnp.float64) for a in (law.p_infinite(), law.q_infinite(), *law.support())]
+    return everything(record, x, direction), jnp.stack([*r.tails(-x), r.profile(-x), r.profile_below(-x)]), numbers
+
+
+whole = jax.jit(everything, static_argnames="direction")
+
+
 def assert_fits(cases, direction=Adjacency.REMOVE):
     """Tails and profiles of one law agree with each other, with its infinite masses, its ends, and its reverse."""
     for record, xs in cases:
-        with jax.enable_x64(True):
-            law = loss_law(record, direction)
-            x = jnp.asarray(xs, jnp.float64)
-            t = [np.asarray(a) for a in law.tails(x)]
-            top, bottom = float(law.p_infinite()), float(law.q_infinite())
-            low, high = (float(a) for a in law.support())
-            r = Reversed(law)
-            mirrored = [np.asarray(a) for a in (*r.tails(-x), r.profile(-x), r.profile_below(-x))]
-            own = [t[3], t[2], t[1], t[0], np.asarray(law.profile_below(x)), np.asarray(law.profile(x))]
-        for a, b in zip(mirrored, own, strict=True):
-            np.testing.assert_array_equal(a, b)
-        np.testing.assert_allclose(t[0] + t[2], 1 - top, rtol=3e-15)
-        np.testing.assert_allclose(t[1] + t[3], 1 - bottom, rtol=3e-15)
-        x = np.asarray(x)
+        x = np.sort(np.asarray(xs, np.float64))
+        own, mirrored, numbers = _fitting(as_arrays(record), jnp.asarray(x), direction)
+        own, mirrored = np.asarray(own), np.asarray(mirrored)
+        top, bottom, low, high = (float(a) for a in numbers)
+        np.testing.assert_array_equal(mirrored, own[[3, 2, 1, 0, 5, 4]])
+        p_above, q_above, p_below, q_below, profile, profile_below = own
+        np.testing.assert_allclose(p_above + p_below, 1 - top, rtol=3e-15)
+        np.testing.assert_allclose(q_above + q_below, 1 - bottom, rtol=3e-15)
         y = np.clip(x, -100, 100)
         size = np.where(np.abs(x) < 100, 1e-14 + np.abs(x) * 1e-14, np.inf)
-        assert (np.abs(top + t[0] - np.exp(y) * t[1] - own[5]) <= size).all()
-        assert (np.abs(bottom + t[3] - np.exp(-y) * t[2] - own[4]) <= size).all()
+        assert (np.abs(top + p_above - np.exp(y) * q_above - profile) <= size).all()
+        assert (np.abs(bottom + q_below - np.exp(-y) * p_below - profile_below) <= size).all()
         outside = np.abs(x) * 2e-14
-        assert (t[0][x > high + outside] == 0).all() and (t[2][x < low - outside] == 0).all()
-        ordered = np.argsort(x)
-        for a, sign in zip((*t, own[5], own[4]), (-1, -1, 1, 1, -1, 1), strict=True):
-            assert (sign * np.diff(a[ordered]) >= -4e-15 * np.maximum(a[ordered][1:], a[ordered][:-1])).all()
+        assert (p_above[x > high + outside] == 0).all() and (p_below[x < low - outside] == 0).all()
+        for a, sign in zip(own, (-1, -1, 1, 1, -1, 1), strict=True):
+            assert (sign * np.diff(a) >= -4e-15 * np.maximum(a[1:], a[:-1])).all()
 
 
 def assert_derivatives(cases, oracle_of, direction=Adjacency.REMOVE, tol=1e-9):

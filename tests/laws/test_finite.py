@@ -126,7 +126,7 @@ def test_the_lattice_of_losses():
 @pytest.mark.parametrize("direction", [Adjacency.ADD, Adjacency.REPLACE_ONE])
 @pytest.mark.parametrize("record", [dpjax.RandomizedResponse(0.7, 3), dpjax.MassAtInfinity(0.1)])
 def test_directions_with_one_pair(record, direction):
-    one, other = (lawtools.everything(record, jnp.asarray(XS), d) for d in (direction, Adjacency.REMOVE))
+    one, other = (lawtools.whole(record, jnp.asarray(XS), direction=d) for d in (direction, Adjacency.REMOVE))
     np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
