@@ -33,11 +33,20 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax.mechanisms import BoundedRange as BoundedRange
     from dpjax.mechanisms import Composed as Composed
     from dpjax.mechanisms import ComposedOver as ComposedOver
+    from dpjax.mechanisms import DiscreteGaussian as DiscreteGaussian
+    from dpjax.mechanisms import DiscreteLaplace as DiscreteLaplace
+    from dpjax.mechanisms import DiscreteLoss as DiscreteLoss
     from dpjax.mechanisms import ExponentialMechanism as ExponentialMechanism
     from dpjax.mechanisms import Gaussian as Gaussian
+    from dpjax.mechanisms import Laplace as Laplace
+    from dpjax.mechanisms import MassAtInfinity as MassAtInfinity
     from dpjax.mechanisms import Mechanism as Mechanism
+    from dpjax.mechanisms import MixtureOfGaussians as MixtureOfGaussians
+    from dpjax.mechanisms import PermuteAndFlip as PermuteAndFlip
     from dpjax.mechanisms import PoissonSampled as PoissonSampled
     from dpjax.mechanisms import PureDP as PureDP
+    from dpjax.mechanisms import RandomizedResponse as RandomizedResponse
+    from dpjax.mechanisms import ReportNoisyMax as ReportNoisyMax
     from dpjax.mechanisms import SelfComposed as SelfComposed
     from dpjax.mechanisms import dpsgd as dpsgd
 
@@ -48,12 +57,21 @@ _HOME = {  # None: the name is that of a module
     "Bounds": "accounting",
     "Composed": "mechanisms",
     "ComposedOver": "mechanisms",
+    "DiscreteGaussian": "mechanisms",
+    "DiscreteLaplace": "mechanisms",
+    "DiscreteLoss": "mechanisms",
     "ExponentialMechanism": "mechanisms",
     "Gaussian": "mechanisms",
+    "Laplace": "mechanisms",
+    "MassAtInfinity": "mechanisms",
     "Mechanism": "mechanisms",
     "Method": "accounting",
+    "MixtureOfGaussians": "mechanisms",
+    "PermuteAndFlip": "mechanisms",
     "PoissonSampled": "mechanisms",
     "PureDP": "mechanisms",
+    "RandomizedResponse": "mechanisms",
+    "ReportNoisyMax": "mechanisms",
     "SelfComposed": "mechanisms",
     "Status": "accounting",
     "adaptive": None,

@@ -166,7 +166,7 @@ def log_ndtr(x: jax.Array) -> jax.Array:
     return jnp.where(
         low,
         -0.5 * tail * tail + jnp.log(0.5 * _erfcx_positive(-tail / SQRT2)),
-        jnp.log1p(-0.5 * lax.erfc(body / SQRT2)),
+        log1p(-0.5 * lax.erfc(body / SQRT2)),
     )
 
 

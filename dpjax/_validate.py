@@ -115,3 +115,44 @@ def one_of(name: str, x: Any, allowed: tuple[Any, ...]) -> None:
     """Raises ValueError unless ``x`` is one of ``allowed``."""
     if x not in allowed:
         raise ValueError(f"{name} = {x!r}, but it must be one of {', '.join(repr(a) for a in allowed)}.")
+
+
+def whole(name: str, x: Any, low: int) -> None:
+    """Raises unless ``x`` is an int >= ``low``; for what is part of a record's structure."""
+    if isinstance(x, bool) or not isinstance(x, int):
+        raise TypeError(f"{name} must be an int; got {x!r}.")
+    if x < low:
+        raise ValueError(f"{name} = {x!r}, but it must be a whole number >= {low}.")
+
+
+def exponential(name: str, x: Any) -> Any:
+    """exp of a leaf."""
+    x = number(name, x)
+    return jnp.exp(x) if is_traced(x) else np.exp(x)
+
+
+def distribution(name: str, x: Any) -> None:
+    """Raises ValueError unless a concrete ``x`` holds probabilities along its last axis that sum to one."""
+    in_range(name, x, 0.0, 1.0)
+    shape = getattr(x, "shape", None)
+    if shape is None and not isinstance(x, float):
+        return  # a placeholder put there by a tree transformation
+    if not shape:
+        raise ValueError(f"{name} = {x!r}, but it must be an array whose last axis holds the probabilities.")
+    if is_traced(x):
+        return
+    total = np.sum(np.asarray(x, np.float64), -1)
+    off = np.abs(total - 1)
+    if np.any(off > max(1e-12, 2.0**-52 * shape[-1])):
+        worst = float(total.flat[int(np.argmax(off))])
+        raise ValueError(
+            f"{name} sums to {worst!r}, but it must sum to 1 along its last axis: add the outcome that is missing, or "
+            f"divide {name} by its sum, in float64."
+        )
+
+
+def same_length(names: tuple[str, ...], arrays: tuple[Any, ...]) -> None:
+    """Raises ValueError unless the last axes are of one length."""
+    lengths = [a.shape[-1] for a in arrays]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"{' and '.join(names)} have {' and '.join(map(str, lengths))} entries in their last axes.")

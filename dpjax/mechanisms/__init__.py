@@ -18,6 +18,15 @@ from dpjax.mechanisms.claims import BoundedRange as BoundedRange
 from dpjax.mechanisms.claims import ExponentialMechanism as ExponentialMechanism
 from dpjax.mechanisms.claims import PureDP as PureDP
 from dpjax.mechanisms.claims import known_by_parameters as known_by_parameters
+from dpjax.mechanisms.finite import DiscreteLoss as DiscreteLoss
+from dpjax.mechanisms.finite import MassAtInfinity as MassAtInfinity
+from dpjax.mechanisms.finite import RandomizedResponse as RandomizedResponse
+from dpjax.mechanisms.noise import DiscreteGaussian as DiscreteGaussian
+from dpjax.mechanisms.noise import DiscreteLaplace as DiscreteLaplace
 from dpjax.mechanisms.noise import Gaussian as Gaussian
+from dpjax.mechanisms.noise import Laplace as Laplace
+from dpjax.mechanisms.noise import MixtureOfGaussians as MixtureOfGaussians
 from dpjax.mechanisms.sampling import PoissonSampled as PoissonSampled
 from dpjax.mechanisms.sampling import dpsgd as dpsgd
+from dpjax.mechanisms.selection import PermuteAndFlip as PermuteAndFlip
+from dpjax.mechanisms.selection import ReportNoisyMax as ReportNoisyMax
