@@ -27,6 +27,7 @@ from jax import lax
 from dpjax.laws import Law
 
 UNIT = 2.0**-53
+HIGHEST = 650.0  # exp(710) overflows
 
 
 class Cells(NamedTuple):
@@ -37,6 +38,7 @@ class Cells(NamedTuple):
       surplus, deficit: (n - 1,).
       p_bottom, p_top: masses of P at or below e_0 and above the top (finite losses).
       surplus_top: p_top - exp(top) q_top.
+      top: (n,), 1 at the top: the last point, or the last below ``HIGHEST``, beyond which all cells are empty.
       p_infinite: mass at infinity.
       p_error, q_error: (n,), how wrong the tails at each grid point may be; the second times exp(e_j).
     """
@@ -47,19 +49,22 @@ class Cells(NamedTuple):
     p_bottom: jax.Array
     p_top: jax.Array
     surplus_top: jax.Array
+    top: jax.Array
     p_infinite: jax.Array
     p_error: jax.Array
     q_error: jax.Array
 
 
-def points(low: Any, spacing: Any, n: int) -> jax.Array:
-    """The ``n`` grid points from ``low * spacing`` on."""
-    return (low + np.arange(n)) * spacing
+def points(low: Any, spacing: Any, n: int) -> tuple[jax.Array, jax.Array]:
+    """The ``n`` grid points from ``low * spacing`` on, those above ``HIGHEST`` moved down to the top; the top's place."""
+    top = lax.stop_gradient(jnp.clip(jnp.floor(HIGHEST / spacing) - low, 1, n - 1))
+    return (low + jnp.minimum(np.arange(n), top)) * spacing, top
 
 
 def cells(law: Law, low: Any, spacing: Any, n: int) -> Cells:
-    """The cells of a grid of ``n`` points that starts at ``low * spacing``; |e_j| below 700."""
-    at = points(low, spacing, n)
+    """The cells of a grid of ``n`` points that starts at ``low * spacing``."""
+    places = np.arange(n)
+    at, last = points(low, spacing, n)
     tails = law.tails(at)
     p_infinite = jnp.asarray(law.p_infinite(), at.dtype)
     p, p_error = _differences(tails.p_above, tails.p_below, 1.0 - p_infinite)
@@ -69,8 +74,8 @@ def cells(law: Law, low: Any, spacing: Any, n: int) -> Cells:
     deficit = scale[1:] * q - p
     top = tails.p_above[-1] - scale[-1] * tails.q_above[-1]
     return Cells(
-        p, surplus, deficit, tails.p_below[0], tails.p_above[-1], top, p_infinite,
-        law.ULPS * p_error, law.ULPS * scale * q_error,
+        p, surplus, deficit, tails.p_below[0], tails.p_above[-1], top, jnp.where(places == last, 1.0, 0.0), p_infinite,
+        jnp.where(places <= last, law.ULPS * p_error, 0.0), jnp.where(places <= last, law.ULPS * scale * q_error, 0.0),
     )  # fmt: skip
 
 
@@ -91,10 +96,9 @@ def pessimistic(c: Cells, spacing: Any) -> tuple[jax.Array, jax.Array]:
     up = c.surplus / -jnp.expm1(-spacing)
     zero = jnp.zeros(1, up.dtype)
     masses = jnp.concatenate([zero, up]) + jnp.concatenate([c.p - up, zero])
-    ends = jnp.zeros_like(masses)
     over = jnp.maximum(c.surplus_top, 0.0)
-    ends = jnp.concatenate([c.p_bottom[None], ends[1:-1], (c.p_top - over)[None]])
-    return masses + ends, c.p_infinite + over
+    bottom = jnp.concatenate([c.p_bottom[None], jnp.zeros_like(up)])
+    return masses + bottom + c.top * (c.p_top - over), c.p_infinite + over
 
 
 def _without_waste(surplus: jax.Array, deficit: jax.Array, top: jax.Array) -> jax.Array:
@@ -145,4 +149,4 @@ def optimistic(c: Cells, slack: Any) -> tuple[jax.Array, jax.Array]:
     share = jnp.minimum(share, needed(share))  # shares only fell, so every payment only rose
     zero = jnp.zeros(1, share.dtype)
     masses = jnp.concatenate([zero, share * c.p]) + jnp.concatenate([(1.0 - share) * c.p, zero])
-    return masses + jnp.concatenate([jnp.zeros_like(masses)[1:], c.p_top[None]]), c.p_infinite
+    return masses + c.top * c.p_top, c.p_infinite

@@ -21,7 +21,7 @@ _EDGES = np.geomspace(1e-9, REACH, 321)
 _EDGES = np.concatenate([-_EDGES[::-1], [0.0], _EDGES])
 _TILTS = np.geomspace(1e-3, 3e3, 64)
 _SPACINGS = np.geomspace(1e-9, 10.0, 60)
-_LOST = 1e-3  # of tol: what each end of the window may cost
+_LOST, _EXACT = 1e-3, 1e-11  # of tol, and of delta where every law is on the grid as it stands
 _CANCELLED = 9.0  # log of the cancellation from which a tilt is dearer
 
 
@@ -128,6 +128,8 @@ def plan(sketches: Sketch, counts: jax.Array, given: jax.Array, unknown: str, to
         infinite = -jnp.expm1(jnp.sum(counts * jnp.log1p(-jnp.minimum(sketches.infinite, 1 - 1e-16))))
         left = jnp.exp(given) - infinite
         given = jnp.where((left > 0) & (infinite > 0), jnp.log(jnp.where(left > 0, left, 1.0)), given)
+    units = sketches.unit
+    unit = jnp.where(jnp.all(jnp.abs(units - units[:1]) <= 1e-14 * units[:1]), jnp.min(units), 0.0)
     s = _TILTS
     size = jnp.log(s) + jnp.log1p(s)
     epsilons = k1 - 1 / s - 1 / (1 + s)
@@ -147,7 +149,8 @@ def plan(sketches: Sketch, counts: jax.Array, given: jax.Array, unknown: str, to
     mix = lambda a: pick(a, before) + share * (pick(a, index) - pick(a, before))
     epsilon = mix(epsilons) if unknown == "epsilon" else given
     log_delta = wanted if unknown == "epsilon" else mix(log_deltas)
-    error = log_delta + jnp.log(tol)  # log of what each share of the error may be
+    share = jnp.where(unit > 0, _EXACT, _LOST * tol)  # of delta, that each end of a window and the aliases may cost
+    error = log_delta + jnp.log(share)
 
     down = -error / s
     gap = s[None, :] - s[:, None]
@@ -170,9 +173,9 @@ def plan(sketches: Sketch, counts: jax.Array, given: jax.Array, unknown: str, to
         log_w = seen.log_p + tilt * seen.loss
         log_m = jax.nn.logsumexp(log_w)
         # what is cut off above becomes infinite, below it is moved up to the cut: the steps share what delta can bear
-        share = _LOST / jnp.maximum(total, 1.0)
-        high = first_true(seen.log_above <= error + jnp.log(share))
-        fits = seen.log_below + tilt * edges - log_m <= jnp.log(tol * share)
+        steps = jnp.log(jnp.maximum(total, 1.0))
+        high = first_true(seen.log_above <= error - steps)
+        fits = seen.log_below + tilt * edges - log_m <= jnp.log(share) - steps
         low = (_EDGES.size - 1) - first_true(jnp.flip(fits))
         start = jnp.maximum(pick(edges, low), jnp.minimum(seen.bottom, 0.0))
         reach = jnp.minimum(pick(edges, high), jnp.maximum(seen.top, 0.0))
@@ -184,8 +187,6 @@ def plan(sketches: Sketch, counts: jax.Array, given: jax.Array, unknown: str, to
     low, high, costs = lax.map(window, (sketches, counts))
     cost = jnp.sum(costs, 0) * tilt * (1 + tilt)
     spacing = pick(jnp.asarray(_SPACINGS), jnp.maximum(first_true(cost > tol) - 1, 0))
-    units = sketches.unit
-    unit = jnp.where(jnp.all(jnp.abs(units - units[:1]) <= 1e-14 * units[:1]), jnp.min(units), 0.0)
     spacing = jnp.where((unit > 0) & (spacing < unit), unit, spacing)
     points = jnp.maximum(period, jnp.max(high - low)) / spacing
     slack = jnp.minimum(1e-9, 0.01 * tol / (jnp.maximum(total, 1.0) * (1 + tilt)))
@@ -199,5 +200,6 @@ def grid(p: Plan, n: int) -> Grid:
     widest = jnp.max(p.high - p.low)
     # four points are for rounding to whole spacings
     spacing = jnp.maximum(p.period / n, widest / (n - 4))
-    spacing = jnp.where((p.unit > 0) & (spacing <= p.unit), p.unit, spacing)
+    whole = jnp.floor(p.unit / spacing)
+    spacing = jnp.where(whole >= 1, p.unit / jnp.maximum(whole, 1.0), spacing)
     return Grid(p.tilt, p.far_tilt, spacing, jnp.floor(p.low / spacing) - 1, p.slack)

@@ -57,6 +57,7 @@ def solve(ends: tuple[End, End], grid: Grid, given: Any, plan: planning.Plan, un
     """
     high, low = ends
     s, r, h = grid.tilt, grid.far_tilt, grid.spacing
+    exact = (plan.unit > 0) & (h <= plan.unit)  # every law on the grid as it stands
     values, error = tilted_deltas(high, grid, n)
     lows, low_error = tilted_deltas(low, grid, n)
     stop = lambda tree: jax.tree.map(lax.stop_gradient, tree)
@@ -117,7 +118,7 @@ def solve(ends: tuple[End, End], grid: Grid, given: Any, plan: planning.Plan, un
         cubic = jnp.sum(weights * logs)
         w = jnp.expm1(e - place * h) / jnp.expm1(h)
         linear = jnp.log(jnp.maximum((1 - w) * finite[1] + w * finite[2], 1e-300)) + scale
-        return jnp.where(h == plan.unit, linear, cubic)
+        return jnp.where(exact, linear, cubic)
 
     log = lambda x: jnp.log(jnp.maximum(x, 1e-300))
     if unknown == "delta":

@@ -97,14 +97,14 @@ def _kernel(grid: Grid, n: int) -> tuple[jax.Array, jax.Array]:
 def _sum_log(masses: jax.Array, at: jax.Array, s: Any) -> jax.Array:
     """log sum_j w_j exp(s e_j); masses may be negative by rounding."""
     peak = lax.stop_gradient(jnp.max(jnp.where(masses > 0, jnp.log(jnp.maximum(masses, 1e-300)) + s * at, -1e300)))
-    return peak + jnp.log(jnp.maximum(jnp.sum(masses * jnp.exp(s * at - peak)), 1e-300))
+    return peak + jnp.log(jnp.maximum(jnp.sum(masses * jnp.exp(jnp.minimum(s * at - peak, 700.0))), 1e-300))
 
 
 def _transform(masses, infinite, c: Cells, at, low, count, grid: Grid, n: int, kappa: tuple) -> End:
     """One term's share in an ``End``; ``kappa``: log moduli of the two factors that summation by parts brings in."""
     log_m = _sum_log(masses, at, grid.tilt)
     # log_m is a normaliser only: what it is multiplied with is scaled by the same number
-    weights = masses * jnp.exp(grid.tilt * at - log_m)
+    weights = masses * jnp.exp(jnp.minimum(grid.tilt * at - log_m, 700.0))  # where there is no mass it may overflow
     places = np.arange(n)
     centre = lax.stop_gradient(
         jnp.round(jnp.sum(jnp.maximum(weights, 0.0) * places) / jnp.sum(jnp.maximum(weights, 0.0)))
@@ -141,7 +141,7 @@ def _unwrapped(angle: jax.Array) -> jax.Array:
 
 def _term(c: Cells, count: Any, low: Any, grid: Grid, n: int) -> tuple[End, End]:
     h = grid.spacing
-    at = points(low, h, n)
+    at, _ = points(low, h, n)
     t = _nodes(grid, n)
     log_one = _log_modulus_of_expm1(-grid.tilt * h, t * h)  # |1 - exp(-z h)|
     log_two = _log_modulus_of_expm1(-(1 + grid.tilt) * h, t * h)
