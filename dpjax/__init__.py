@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax.mechanisms import DiscreteLaplace as DiscreteLaplace
     from dpjax.mechanisms import DiscreteLoss as DiscreteLoss
     from dpjax.mechanisms import ExponentialMechanism as ExponentialMechanism
+    from dpjax.mechanisms import FixedSizeSampled as FixedSizeSampled
     from dpjax.mechanisms import Gaussian as Gaussian
     from dpjax.mechanisms import Laplace as Laplace
     from dpjax.mechanisms import MassAtInfinity as MassAtInfinity
@@ -45,9 +46,12 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax.mechanisms import PermuteAndFlip as PermuteAndFlip
     from dpjax.mechanisms import PoissonSampled as PoissonSampled
     from dpjax.mechanisms import PureDP as PureDP
+    from dpjax.mechanisms import RandomAllocation as RandomAllocation
     from dpjax.mechanisms import RandomizedResponse as RandomizedResponse
     from dpjax.mechanisms import ReportNoisyMax as ReportNoisyMax
     from dpjax.mechanisms import SelfComposed as SelfComposed
+    from dpjax.mechanisms import ShuffledBatches as ShuffledBatches
+    from dpjax.mechanisms import TruncatedPoissonSampled as TruncatedPoissonSampled
     from dpjax.mechanisms import dpsgd as dpsgd
 
 _HOME = {  # None: the name is that of a module
@@ -61,6 +65,7 @@ _HOME = {  # None: the name is that of a module
     "DiscreteLaplace": "mechanisms",
     "DiscreteLoss": "mechanisms",
     "ExponentialMechanism": "mechanisms",
+    "FixedSizeSampled": "mechanisms",
     "Gaussian": "mechanisms",
     "Laplace": "mechanisms",
     "MassAtInfinity": "mechanisms",
@@ -70,10 +75,13 @@ _HOME = {  # None: the name is that of a module
     "PermuteAndFlip": "mechanisms",
     "PoissonSampled": "mechanisms",
     "PureDP": "mechanisms",
+    "RandomAllocation": "mechanisms",
     "RandomizedResponse": "mechanisms",
     "ReportNoisyMax": "mechanisms",
     "SelfComposed": "mechanisms",
+    "ShuffledBatches": "mechanisms",
     "Status": "accounting",
+    "TruncatedPoissonSampled": "mechanisms",
     "adaptive": None,
     "bounded_range": None,
     "characteristic_function": "loss_distribution",

@@ -214,7 +214,7 @@ def log_delta_gaussian(epsilon: jax.Array, variance: jax.Array) -> jax.Array:
     return jnp.where(limits, jnp.where(all_, 0.0, limit), log_delta)
 
 
-class _Crossing(NamedTuple):
+class Crossing(NamedTuple):
     """Where replace-one's loss crosses epsilon: x = sigma^2 w, and the two Gaussians of the module docstring."""
 
     w: jax.Array
@@ -224,7 +224,8 @@ class _Crossing(NamedTuple):
     large: jax.Array  # whether (1 - q) / q exp(mu^2 / 2) sinh(e / 2) is
 
 
-def _crossing(epsilon: jax.Array, variance: jax.Array, q: jax.Array) -> _Crossing:
+def crossing(epsilon: jax.Array, variance: jax.Array, q: jax.Array) -> Crossing:
+    """For replace-one at epsilon >= 0, 0 < q <= 1, 0 < variance < inf; arguments of one shape."""
     half = 0.5 * epsilon
     odds = (1 - q) / q * -jnp.expm1(-epsilon)
     some = odds > 0
@@ -239,13 +240,13 @@ def _crossing(epsilon: jax.Array, variance: jax.Array, q: jax.Array) -> _Crossin
     asinh = jnp.where(large, level + excess + 0.5 * variance, small)
     none = asinh <= 0
     rest = jnp.where(none, -jnp.inf, _log_one_minus_exp(-2 * jnp.where(none, 1.0, asinh)))
-    return _Crossing(w, first, -2 * asinh, rest, large)
+    return Crossing(w, first, -2 * asinh, rest, large)
 
 
 @jax.custom_jvp
 def _log_replace(epsilon: jax.Array, variance: jax.Array, q: jax.Array, move: jax.Array) -> jax.Array:
     """log delta of replace-one for epsilon >= 0, 0 < q <= 1 and positive finite variance; move as in log_delta_sampled."""
-    at = _crossing(epsilon, variance, q)
+    at = crossing(epsilon, variance, q)
     slack = move * _SLACK
     inner = jnp.stack([at.first, 2 * at.w])
     inner = inner - slack * (jnp.abs(inner) + variance)
@@ -262,7 +263,7 @@ def _log_replace_jvp(primals, tangents):
     epsilon, variance, q, move = primals
     value = _log_replace(epsilon, variance, q, move)
     mu = jnp.sqrt(variance)
-    z = _crossing(epsilon, variance, q).w / mu
+    z = crossing(epsilon, variance, q).w / mu
     near = jnp.exp(jnp.minimum(epsilon + _log_tail(z) - value, 700.0))  # may overflow where it is not used, at q = 1
     far = jnp.exp(epsilon + _log_tail(z + mu) - value)
     moved = jnp.exp(_log_density(z - mu) - value) + jnp.exp(epsilon + _log_density(z + mu) - value)

@@ -6,21 +6,27 @@ A builder takes one unbatched record (scalar leaves, or one event axis) and a si
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from dpjax.laws import finite
+from dpjax.laws._binomial import binomial_tails
 from dpjax.laws._law import Law, reverse
+from dpjax.laws.blend import Blend
 from dpjax.laws.discrete import DiscreteGaussianLaw, DiscreteLaplaceLaw
 from dpjax.laws.gaussian import GaussianLaw
 from dpjax.laws.laplace import LaplaceLaw
 from dpjax.laws.mixture import gaussian_mixture
+from dpjax.laws.replaced import PoissonReplaceGaussian, PoissonReplaceLaplace, fixed_size_replace
 from dpjax.laws.sampled import poisson_add, poisson_remove
 from dpjax.mechanisms import (
     Adjacency,
     DiscreteGaussian,
     DiscreteLaplace,
     DiscreteLoss,
+    FixedSizeSampled,
     Gaussian,
     Laplace,
     MassAtInfinity,
@@ -28,9 +34,13 @@ from dpjax.mechanisms import (
     MixtureOfGaussians,
     PermuteAndFlip,
     PoissonSampled,
+    RandomAllocation,
     RandomizedResponse,
     ReportNoisyMax,
+    TruncatedPoissonSampled,
 )
+
+_POISSON = {Adjacency.REMOVE: poisson_remove, Adjacency.ADD: poisson_add}
 
 
 def _moves(direction: Adjacency) -> int:
@@ -94,18 +104,64 @@ def _either_way(record: Mechanism, direction: Adjacency, law: Law) -> Law:
 
 
 def _poisson(record: PoissonSampled, direction: Adjacency) -> Law:
-    base = loss_law(record.mechanism, direction)
-    if direction is Adjacency.REMOVE:
-        return poisson_remove(record.sampling_probability, base)
-    if direction is Adjacency.ADD:
-        return poisson_add(record.sampling_probability, base)
-    raise NotImplementedError(f"{record!r} has no analysis under {direction.name}.")
+    if direction is Adjacency.REPLACE_ONE:
+        return _poisson_replace(record.sampling_probability, record.mechanism)
+    return _POISSON[direction](record.sampling_probability, loss_law(record.mechanism, direction))
+
+
+def _poisson_replace(rate: Any, base: Mechanism) -> Law:
+    """(1 - rate) R + rate A against (1 - rate) R + rate B; a second sampler multiplies the rate."""
+    while isinstance(base, PoissonSampled):
+        rate, base = rate * base.sampling_probability, base.mechanism
+    if isinstance(base, Gaussian):
+        return PoissonReplaceGaussian(rate, 1 / base.noise_multiplier)
+    if isinstance(base, Laplace):
+        return PoissonReplaceLaplace(rate, 1 / base.noise_multiplier)
+    raise NotImplementedError(
+        f"No dominating pair is known for PoissonSampled over {type(base).__name__} under REPLACE_ONE."
+    )
+
+
+def _replaced(record: FixedSizeSampled | TruncatedPoissonSampled) -> Law:
+    """The base mechanism of a batch of fixed size."""
+    base = record.mechanism
+    try:
+        return loss_law(base, Adjacency.REPLACE_ONE)
+    except NotImplementedError as error:
+        name = type(record).__name__
+        raise NotImplementedError(
+            f"{name} needs an analysis of its mechanism under REPLACE_ONE, and there is none for {type(base).__name__}."
+        ) from error
+
+
+def _fixed_size(record: FixedSizeSampled, direction: Adjacency) -> Law:
+    rate, base = record.sample_size / record.dataset_size, _replaced(record)
+    if direction is Adjacency.REPLACE_ONE:
+        return fixed_size_replace(rate, base)
+    return _POISSON[direction](rate, base)
+
+
+def _truncated_poisson(record: TruncatedPoissonSampled, direction: Adjacency) -> Law:
+    """With ``size - 1`` other records: full, with probability ``full``, if ``limit`` of them are in the batch."""
+    size, rate, limit = record.dataset_size, record.sampling_probability, record.max_batch_size
+    one_more = jnp.array([0.0, 1.0])
+    (full, too_large), (rest, _) = jax.vmap(binomial_tails, (0, None, 0))(size - 1 + one_more, rate, limit + one_more)
+    some = full > 0
+    # P(the record is drawn and kept | full) = E(rate limit / (others + 1) | full)
+    kept = jnp.where(some, limit / size * too_large / jnp.where(some, full, 1.0), 0.0)
+    kept = jnp.minimum(kept, 1.0)
+    base = _replaced(record)
+    if direction is Adjacency.REPLACE_ONE:
+        return Blend(full, rest, fixed_size_replace(kept, base), _poisson_replace(rate, record.mechanism))
+    sample = _POISSON[direction]
+    return Blend(full, rest, sample(kept, base), sample(rate, loss_law(record.mechanism, direction)))
 
 
 _BUILDERS: dict[type, Callable[..., Law]] = {
     DiscreteGaussian: _discrete_gaussian,
     DiscreteLaplace: _discrete_laplace,
     DiscreteLoss: _discrete_loss,
+    FixedSizeSampled: _fixed_size,
     Gaussian: _gaussian,
     Laplace: _laplace,
     MassAtInfinity: _mass_at_infinity,
@@ -114,7 +170,25 @@ _BUILDERS: dict[type, Callable[..., Law]] = {
     PoissonSampled: _poisson,
     RandomizedResponse: _randomized_response,
     ReportNoisyMax: _report_noisy_max,
+    TruncatedPoissonSampled: _truncated_poisson,
 }
+
+
+def check_adjacency(record: Mechanism, adjacency: Adjacency) -> None:
+    """Refuses what no sampler inside ``record`` has an analysis for, by name.
+
+    REPLACE_SPECIAL stands for ADD and REMOVE only where a zero record is as good as none: not if batches are full.
+
+    Raises:
+      NotImplementedError: see above.
+    """
+    refused = {
+        Adjacency.REPLACE_SPECIAL: (FixedSizeSampled, TruncatedPoissonSampled),
+        Adjacency.REPLACE_ONE: (RandomAllocation,),
+    }.get(adjacency, ())
+    for member in jax.tree.leaves(record, is_leaf=lambda m: isinstance(m, refused)):
+        if isinstance(member, refused):
+            raise NotImplementedError(f"{type(member).__name__} has no analysis under {adjacency.name}.")
 
 
 def loss_law(record: Mechanism, direction: Adjacency) -> Law:
@@ -124,6 +198,10 @@ def loss_law(record: Mechanism, direction: Adjacency) -> Law:
       NotImplementedError: no analysis is known for this mechanism and direction.
     """
     builder = _BUILDERS.get(type(record))
+    if isinstance(record, RandomAllocation):
+        raise NotImplementedError(
+            "RandomAllocation is no single run: its profile comes from that of the composed Poisson-sampled steps."
+        )
     if builder is None:
         raise NotImplementedError(f"No dominating pair is known for {type(record).__name__} under {direction.name}.")
     return builder(record, direction)
