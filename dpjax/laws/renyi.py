@@ -24,7 +24,7 @@ from dpjax.laws.finite import FiniteLaw
 from dpjax.laws.from_profile import connect_the_dots
 
 _ULP = float(np.finfo(np.float64).eps)
-_FAR = 600.0  # no profile rises to the left: what holds here holds beyond
+_FAR = 150.0  # no profile rises to the left: what holds here holds beyond, and the fourth power of e^150 is finite
 # -log delta at the nodes; between them, delta is a chord in e^epsilon, 0.1 / 8 above at most where delta is proportional
 # to e^-epsilon, and the square of the distance for other powers
 _LEVELS = np.concatenate([np.arange(0.05, 40, 0.1), np.arange(40, 120, 1.0), np.arange(120, 700, 5.0)])
@@ -63,15 +63,15 @@ def _too_far(reverse: bool, order, divergence, x, w):
     # (T^kappa - 1 - kappa (T - 1)) / (kappa (kappa - 1)) >= 0, its limits at kappa = 0 and 1 included
     convex = lambda t: jnp.where(
         kappa == 1,
-        jnp.exp(t) * expm1_minus(-t),
+        jnp.where(t < -1, t * jnp.exp(t) - jnp.expm1(t), jnp.exp(t) * expm1_minus(-jnp.maximum(t, -1.0))),
         (_over(kappa, lambda k: expm1_minus(k * t), 0.0) - expm1_minus(t)) / jnp.where(kappa == 1, 1.0, kappa - 1),
     )
     excess = order - 1
     near = q * convex(high) + (1 - q) * convex(low)
     near -= _over(excess, lambda c: jnp.expm1(c * divergence), divergence) / order
     far = jnp.logaddexp(log_q + kappa * high, jnp.log1p(-q) + kappa * low) - excess * divergence
-    safe = (jnp.abs(excess * divergence) < 1) & (jnp.abs(kappa) * jnp.maximum(high, -low) < 30)
-    return straddles & (jnp.where(safe, near, jnp.where(excess < 0, -far, far)) > 0)
+    small = (jnp.abs(excess * divergence) < 1) & (jnp.abs(kappa) * jnp.maximum(high, -low) < 30)
+    return straddles & (jnp.where(small | (order == 1), near, jnp.where(excess < 0, -far, far)) > 0)
 
 
 def _dual(reverse: bool, order, divergence, x, w):
@@ -80,11 +80,13 @@ def _dual(reverse: bool, order, divergence, x, w):
     t, _ = _ends(kappa, w, x)
     excess = order - 1
     if reverse:
-        s = divergence + t
+        exponent = excess * (divergence + t)
+        large = exponent > 30  # far from the least bound; infinite here
+        s = jnp.where(large, 0.0, divergence + t)
         terms = (
-            divergence,
-            -expm1_minus(t),
-            jnp.expm1(t) * _over(excess, lambda c: jnp.expm1(c * s), s),
+            jnp.where(large, jnp.inf, divergence),
+            -expm1_minus(jnp.where(large, -1.0, t)),
+            jnp.expm1(jnp.where(large, -1.0, t)) * _over(excess, lambda c: jnp.expm1(c * s), s),
             _over(excess, lambda c: expm1_minus(c * s), 0.0),
         )
         scale = 1 / (order * w * jnp.exp(_log_mean(order * w)))
@@ -120,27 +122,27 @@ def _multiplier(reverse: bool, order, divergence, x):
 
 def _moving(reverse: bool, w, held, moving):
     """w plus a Newton step that is zero in value: multipliers move with the arguments, as second derivatives need."""
-    one = jnp.ones_like(w)
-    log_dual = lambda w, args: jnp.log(jnp.maximum(_dual(reverse, *args, w), 1e-300))
-    slope = lambda w, args: jax.jvp(lambda w: log_dual(w, args), (w,), (one,))[1]
-    bend = lax.stop_gradient(jax.jvp(lambda w: slope(w, held), (w,), (one,))[1])
+    place, one = jnp.log(w), jnp.ones_like(w)
+    log_dual = lambda place, args: jnp.log(jnp.maximum(_dual(reverse, *args, jnp.exp(place)), 1e-90))
+    slope = lambda place, args: jax.jvp(lambda place: log_dual(place, args), (place,), (one,))[1]
+    bend = lax.stop_gradient(jax.jvp(lambda place: slope(place, held), (place,), (one,))[1])
     moves = jnp.isfinite(bend) & (bend > 0)
-    rise = slope(w, moving)
-    return w - jnp.where(moves, rise - lax.stop_gradient(rise), 0.0) / jnp.where(moves, bend, 1.0)
+    rise = slope(place, moving)
+    return jnp.exp(place - jnp.where(moves, rise - lax.stop_gradient(rise), 0.0) / jnp.where(moves, bend, 1.0))
 
 
 def _one_way(reverse: bool, order, divergence, x, differentiable: bool = True):
     x = jnp.minimum(x, _FAR) if reverse else x
     moving = order, divergence, x
     held = lax.stop_gradient(moving)
-    w = _multiplier(reverse, *held)
-    value = _dual(reverse, *moving, _moving(reverse, w, held, moving) if differentiable else w)
     steep = order > 1
     edge = jnp.where(steep, jnp.log(jnp.where(steep, order - 1, 1.0)) - jnp.log(order), 0.0)
     if reverse:  # all that is left at infinity
         limit, there = -jnp.expm1(-divergence), steep & (x >= -divergence - edge)
     else:  # all of P above
         limit, there = -jnp.expm1(jnp.minimum(x - divergence, 0.0)), steep & (x <= divergence + edge)
+    w = jnp.where(there, 1.0, _multiplier(reverse, *held))
+    value = _dual(reverse, *moving, _moving(reverse, w, held, moving) if differentiable else w)
     value = jnp.where(value < 1, value, 1.0)
     return jnp.where(there, limit * (1 + 4 * _ULP), value)
 
