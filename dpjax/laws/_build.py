@@ -1,23 +1,34 @@
 """From a record and a direction to the law of its dominating pair: the one table of all mechanisms.
 
+Claims hold in both directions, so that their laws are the same in all.
+
 A builder takes one unbatched record (scalar leaves, or one event axis) and a single direction. It runs under ``jax.vmap``.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from dpjax.laws import finite
 from dpjax.laws._law import Law, reverse
+from dpjax.laws.claims import BoundedRangeLaw, approximate_law, two_point_law
 from dpjax.laws.discrete import DiscreteGaussianLaw, DiscreteLaplaceLaw
+from dpjax.laws.from_profile import implied_by_points
 from dpjax.laws.gaussian import GaussianLaw
 from dpjax.laws.laplace import LaplaceLaw
 from dpjax.laws.mixture import gaussian_mixture
+from dpjax.laws.renyi import renyi_law, zcdp_law
 from dpjax.laws.sampled import poisson_add, poisson_remove
 from dpjax.mechanisms import (
+    ZCDP,
     Adjacency,
+    ApproximateDP,
+    BoundedRange,
     DiscreteGaussian,
     DiscreteLaplace,
     DiscreteLoss,
@@ -28,7 +39,10 @@ from dpjax.mechanisms import (
     MixtureOfGaussians,
     PermuteAndFlip,
     PoissonSampled,
+    PrivacyProfile,
+    PureDP,
     RandomizedResponse,
+    RenyiDP,
     ReportNoisyMax,
 )
 
@@ -102,7 +116,50 @@ def _poisson(record: PoissonSampled, direction: Adjacency) -> Law:
     raise NotImplementedError(f"{record!r} has no analysis under {direction.name}.")
 
 
+def _valid(law: Law, ok: Any) -> Law:
+    """``law``; NaN everywhere unless ``ok``: a traced field was out of range."""
+    factor = jnp.where(ok, 1.0, jnp.nan)
+    return jax.tree.map(lambda a: a * factor, law)
+
+
+def _between(x: Any, low: float, high: float = jnp.inf) -> Any:
+    return jnp.all((x >= low) & (x <= high))
+
+
+def _pure(record: PureDP, _: Adjacency) -> Law:
+    return _valid(approximate_law(record.epsilon), _between(record.epsilon, 0.0))
+
+
+def _approximate(record: ApproximateDP, _: Adjacency) -> Law:
+    ok = _between(record.epsilon, 0.0) & _between(record.delta, 0.0, 1.0)
+    return _valid(approximate_law(record.epsilon, record.delta), ok)
+
+
+def _bounded_range(record: BoundedRange, _: Adjacency) -> Law:
+    if record.t is None:
+        return _valid(BoundedRangeLaw(jnp.asarray(record.epsilon, float)), _between(record.epsilon, 0.0))
+    return _valid(two_point_law(record.epsilon, record.t), (record.t >= 0) & (record.t <= record.epsilon))
+
+
+def _profile(record: PrivacyProfile, _: Adjacency) -> Law:
+    epsilons, deltas = jnp.asarray(record.epsilons, float), jnp.asarray(record.deltas, float)
+    ok = jnp.all(jnp.isfinite(epsilons)) & _between(deltas, 0.0, 1.0)
+    return _valid(implied_by_points(epsilons, deltas), ok)
+
+
+def _renyi(record: RenyiDP, _: Adjacency) -> Law:
+    orders, epsilons = jnp.asarray(record.orders, float), jnp.asarray(record.epsilons, float)
+    return _valid(renyi_law(orders, epsilons), _between(orders, 0.5, sys.float_info.max) & _between(epsilons, 0.0))
+
+
+def _zcdp(record: ZCDP, _: Adjacency) -> Law:
+    rho, delta = jnp.asarray(record.rho, float), jnp.asarray(record.delta, float)
+    return _valid(zcdp_law(rho, delta), _between(rho, 0.0) & _between(delta, 0.0, 1.0))
+
+
 _BUILDERS: dict[type, Callable[..., Law]] = {
+    ApproximateDP: _approximate,
+    BoundedRange: _bounded_range,
     DiscreteGaussian: _discrete_gaussian,
     DiscreteLaplace: _discrete_laplace,
     DiscreteLoss: _discrete_loss,
@@ -112,8 +169,12 @@ _BUILDERS: dict[type, Callable[..., Law]] = {
     MixtureOfGaussians: _mixture_of_gaussians,
     PermuteAndFlip: _permute_and_flip,
     PoissonSampled: _poisson,
+    PrivacyProfile: _profile,
+    PureDP: _pure,
     RandomizedResponse: _randomized_response,
+    RenyiDP: _renyi,
     ReportNoisyMax: _report_noisy_max,
+    ZCDP: _zcdp,
 }
 
 

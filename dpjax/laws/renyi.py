@@ -183,21 +183,23 @@ def _law(x: jax.Array, delta: jax.Array) -> FiniteLaw:
     return connect_the_dots(both(x, -x), both(delta, other), both(other, delta))
 
 
-def renyi_law(orders: jax.Array, divergences: jax.Array) -> FiniteLaw:
+def renyi_law(orders: jax.Array, divergences: jax.Array, nodes: jax.Array | None = None) -> FiniteLaw:
     """The law of the profile that bounds on Renyi divergences of ``orders`` imply, in both directions.
 
     Args:
       orders, divergences: (orders,), as in ``renyi_delta``.
+      nodes: (nodes,), >= 0, where to be exact besides.
 
     Returns:
       A symmetric law. At the nodes it is exact up to roundings, between them it is the chord in e^epsilon: above.
     """
     orders, divergences = jnp.broadcast_arrays(orders, divergences)
     x = _nodes(orders, divergences)
+    x = x if nodes is None else jnp.concatenate([x, lax.stop_gradient(nodes)])
     return _law(x, jnp.min(renyi_delta(orders[:, None], divergences[:, None], x), 0))
 
 
-def zcdp_law(rho: jax.Array, delta: jax.Array) -> FiniteLaw:
+def zcdp_law(rho: jax.Array, delta: jax.Array, nodes: jax.Array | None = None) -> FiniteLaw:
     r"""The law of delta-approximate rho-zCDP: D_alpha <= alpha rho for all alpha > 1, with probability 1 - delta.
 
     The limit alpha = 1 follows. :math:`D_lpha \le \alpha\rho` for alpha < 1 does not: randomised response with epsilon 1 is
@@ -211,6 +213,7 @@ def zcdp_law(rho: jax.Array, delta: jax.Array) -> FiniteLaw:
     centre, width = 0.5 * (ends[0] + ends[1]), 0.5 * (ends[1] - ends[0])
     coarse = 1 + jnp.exp(centre + width * grid)
     x = _nodes(coarse, fixed * coarse)
+    x = x if nodes is None else jnp.concatenate([x, lax.stop_gradient(nodes)])
 
     def refine(i, best):
         order = 1 + jnp.exp(best + width * 0.2**i * grid[:, None])
