@@ -127,7 +127,7 @@ def rdp_to_profile(orders: ArrayLike, renyi: ArrayLike, epsilon: ArrayLike) -> A
 
     Example:
       >>> print(f"{rdp_to_profile([0.5, 1.0, 2.0, 4.0], [0.25, 0.5, 1.0, 2.0], 1.0):.4f}")
-      0.2442
+      0.2215
     """
     curve = _curve(orders=(orders, 0.5, np.finfo(float).max), renyi=(renyi, 0.0, np.inf))
     epsilon = _number("epsilon", epsilon)
@@ -187,7 +187,7 @@ def zcdp_to_profile(rho: ArrayLike, epsilon: ArrayLike) -> Any:
 
     Example:
       >>> print(f"{zcdp_to_profile(0.1, 2.1419):.3e}")
-      9.998e-07
+      1.000e-06
     """
     return _answers(_zcdp_profile, None, _curve(rho=(rho, 0.0, np.finfo(float).max)), _number("epsilon", epsilon), "up")
 
@@ -331,7 +331,7 @@ def dp_to_gdp(epsilon: ArrayLike) -> Any:
 
     Example:
       >>> print(f"{dp_to_gdp(1.0):.4f}")
-      1.2318
+      1.2320
     """
     return _answers(_dp_gdp, None, (), _number("epsilon", epsilon, 0.0, 1e300), "up")
 

@@ -55,9 +55,10 @@ def connect_the_dots(x: jax.Array, above: jax.Array, below: jax.Array) -> Finite
     above, below = jnp.clip(above, 0.0, 1.0), jnp.clip(below, 0.0, 1.0)
     # The sum of the errors of all kinks, each relative to the tail at the kink, which a tangent keeps below the profile.
     room = 1 + (4 * len(x) + 16) * _ULP
-    high, low = jnp.minimum(x, 0.0), jnp.maximum(x, 0.0)
+    negative = x < 0
+    high, low = jnp.where(negative, x, 0.0), jnp.where(negative, 0.0, x)
     p, q = _masses(x, above), _masses(-x, below)
-    p, q = jnp.where(x < 0, q * jnp.exp(high), p) * room, jnp.where(x < 0, q, p * jnp.exp(-low)) * room
+    p, q = jnp.where(negative, q * jnp.exp(high), p) * room, jnp.where(negative, q, p * jnp.exp(-low)) * room
     top, bottom = jnp.minimum(jnp.min(above) * room, 1.0), jnp.minimum(jnp.min(below) * room, 1.0)
     # Slopes from one side of 0 to the other are taken on both sides, with errors that need not agree: what is missing of
     # the total belongs between the two points.
@@ -69,14 +70,14 @@ def connect_the_dots(x: jax.Array, above: jax.Array, below: jax.Array) -> Finite
 
 def _pair_of(x: jax.Array, delta: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(above, below) of the points (x, delta), rounded up."""
-    side = jnp.minimum(x, 0.0)
+    negative = x < 0
+    side, far = jnp.where(negative, x, 0.0), jnp.where(negative, 0.0, x)
     gap = jnp.expm1(side)
     # 1 - e^x and delta nearly cancel where delta is near its least value; no profile is below it
     below = (delta + gap + 2 * _ULP * jnp.abs(gap)) * jnp.exp(jnp.minimum(-side, 700.0))
-    far = jnp.maximum(x, 0.0)
     reach = delta * jnp.exp(-far) - jnp.expm1(-far)
-    below = jnp.where(x < 0, jnp.maximum(below, 0.0), reach)
-    return jnp.where(x < 0, jnp.maximum(delta, -gap), delta), below
+    below = jnp.where(negative, jnp.maximum(below, 0.0), reach)
+    return jnp.where(negative, jnp.maximum(delta, -gap), delta), below
 
 
 def implied_by_points(epsilons: jax.Array, deltas: jax.Array, symmetric: bool = True) -> FiniteLaw:
