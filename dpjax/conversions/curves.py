@@ -165,7 +165,7 @@ def rdp_to_tradeoff(orders: ArrayLike, renyi: ArrayLike, false_positive_rate: Ar
 
 
 def _zcdp_profile(_: Any, rho, epsilon):
-    return _delta_of(zcdp_law(rho[0], 0.0, jnp.abs(epsilon)), epsilon)
+    return _delta_of(zcdp_law(rho[0], nodes=jnp.abs(epsilon)), epsilon)
 
 
 def zcdp_to_profile(rho: ArrayLike, epsilon: ArrayLike) -> Any:

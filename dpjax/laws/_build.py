@@ -136,9 +136,11 @@ def _approximate(record: ApproximateDP, _: Adjacency) -> Law:
 
 
 def _bounded_range(record: BoundedRange, _: Adjacency) -> Law:
+    epsilon = jnp.asarray(record.epsilon, float)
     if record.t is None:
-        return _valid(BoundedRangeLaw(jnp.asarray(record.epsilon, float)), _between(record.epsilon, 0.0))
-    return _valid(two_point_law(record.epsilon, record.t), (record.t >= 0) & (record.t <= record.epsilon))
+        return _valid(BoundedRangeLaw(epsilon), _between(epsilon, 0.0))
+    t = jnp.asarray(record.t, float)
+    return _valid(two_point_law(epsilon, t), (t >= 0) & (t <= epsilon))
 
 
 def _profile(record: PrivacyProfile, _: Adjacency) -> Law:

@@ -14,6 +14,8 @@ kappa = alpha or 1 - alpha.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,7 +39,7 @@ def _log_mean(y: jax.Array) -> jax.Array:
     return jnp.where(some, jnp.log(-jnp.expm1(-y)) - jnp.log(y), 0.0)
 
 
-def _over(c: jax.Array, f, limit: jax.Array) -> jax.Array:
+def _over(c: jax.Array, f, limit: Any) -> jax.Array:
     """f(c) / c, and its limit at 0."""
     some = c != 0
     c = jnp.where(some, c, 1.0)
@@ -123,9 +125,9 @@ def _multiplier(reverse: bool, order, divergence, x):
 def _moving(reverse: bool, w, held, moving):
     """w plus a Newton step that is zero in value: multipliers move with the arguments, as second derivatives need."""
     place, one = jnp.log(w), jnp.ones_like(w)
-    log_dual = lambda place, args: jnp.log(jnp.maximum(_dual(reverse, *args, jnp.exp(place)), 1e-90))
-    slope = lambda place, args: jax.jvp(lambda place: log_dual(place, args), (place,), (one,))[1]
-    bend = lax.stop_gradient(jax.jvp(lambda place: slope(place, held), (place,), (one,))[1])
+    log_dual = lambda place, args: jnp.log(jnp.maximum(_dual(reverse, *args, w=jnp.exp(place)), 1e-90))
+    slope = lambda place, args: jax.jvp(lambda at: log_dual(at, args), (place,), (one,))[1]
+    bend = lax.stop_gradient(jax.jvp(lambda at: slope(at, held), (place,), (one,))[1])
     moves = jnp.isfinite(bend) & (bend > 0)
     rise = slope(place, moving)
     return jnp.exp(place - jnp.where(moves, rise - lax.stop_gradient(rise), 0.0) / jnp.where(moves, bend, 1.0))
@@ -199,7 +201,7 @@ def renyi_law(orders: jax.Array, divergences: jax.Array, nodes: jax.Array | None
     return _law(x, jnp.min(renyi_delta(orders[:, None], divergences[:, None], x), 0))
 
 
-def zcdp_law(rho: jax.Array, delta: jax.Array, nodes: jax.Array | None = None) -> FiniteLaw:
+def zcdp_law(rho: jax.Array, delta: Any = 0.0, nodes: jax.Array | None = None) -> FiniteLaw:
     r"""The law of delta-approximate rho-zCDP: D_alpha <= alpha rho for all alpha > 1, with probability 1 - delta.
 
     The limit alpha = 1 follows. :math:`D_lpha \le \alpha\rho` for alpha < 1 does not: randomised response with epsilon 1 is

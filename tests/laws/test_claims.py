@@ -298,7 +298,7 @@ def test_laws_of_records(name):
     np.testing.assert_allclose(law.profile(x), -np.expm1(x) + np.exp(x) * law.profile_below(x), rtol=1e-12, atol=1e-13)
     for direction in (REMOVE, Adjacency.ADD):
         sampled = lambda v, d=direction: loss_law(dpjax.PoissonSampled(0.2, make(v)), d)
-        got = jax.jit(lambda v: (sampled(v).profile(x), sampled(v).tails(x)))(1.2)
+        got = jax.jit(lambda v, law=sampled: (law(v).profile(x), law(v).tails(x)))(1.2)
         # (1 - r) Q + r P against Q, or P against (1 - r) P + r Q: the sup of tests of the base at a shifted threshold
         a = np.exp(x)
         if direction is REMOVE:
