@@ -119,8 +119,8 @@ def rdp_to_profile(orders: ArrayLike, renyi: ArrayLike, epsilon: ArrayLike) -> A
 
     Guarantee:
       Every mechanism with these divergences is (epsilon, delta)-DP: arXiv 2106.08567, Appendix F, by duality. Lossless for
-      the bounds as such: at every epsilon some pair that meets each bound attains the profile, up to chords between
-      nodes less than a per mille above it. A Renyi curve says less than the mechanism's own profile: that step loses.
+      the bounds as such: at every epsilon a pair of two outcomes that meets them all attains the profile, up to chords
+      between nodes, some per mille above it. A Renyi curve says less than the mechanism's own profile: that step loses.
 
     Raises:
       ValueError: a concrete argument is out of range. Traced ones out of range give NaN.
