@@ -28,7 +28,7 @@ from dpjax.laws.from_profile import connect_the_dots
 _ULP = float(np.finfo(np.float64).eps)
 _FAR = 150.0  # no profile rises to the left: what holds here holds beyond, and the fourth power of e^150 is finite
 # -log delta at the nodes. Between them delta is a chord in e^epsilon; measured for rho-zCDP, rho from 1e-8 to 100: at most
-# 0.4% above at delta = 1e-5, 19% at 1e-30, which is 0.03 of an epsilon of 12.
+# 0.4% above at delta = 1e-5, 19% at 1e-30, which is 0.015 of an epsilon of 12.
 _LEVELS = np.concatenate([np.arange(0.05, 40, 0.1), np.arange(40, 120, 1.0), np.arange(120, 700, 5.0)])
 
 
