@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax.accounting import log_delta as log_delta
     from dpjax.loss_distribution import characteristic_function as characteristic_function
     from dpjax.loss_distribution import privacy_loss_cdf as privacy_loss_cdf
+    from dpjax.mechanisms import ZCDP as ZCDP
     from dpjax.mechanisms import Adjacency as Adjacency
     from dpjax.mechanisms import ApproximateDP as ApproximateDP
     from dpjax.mechanisms import BoundedRange as BoundedRange
@@ -45,9 +46,11 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax.mechanisms import MixtureOfGaussians as MixtureOfGaussians
     from dpjax.mechanisms import PermuteAndFlip as PermuteAndFlip
     from dpjax.mechanisms import PoissonSampled as PoissonSampled
+    from dpjax.mechanisms import PrivacyProfile as PrivacyProfile
     from dpjax.mechanisms import PureDP as PureDP
     from dpjax.mechanisms import RandomAllocation as RandomAllocation
     from dpjax.mechanisms import RandomizedResponse as RandomizedResponse
+    from dpjax.mechanisms import RenyiDP as RenyiDP
     from dpjax.mechanisms import ReportNoisyMax as ReportNoisyMax
     from dpjax.mechanisms import SelfComposed as SelfComposed
     from dpjax.mechanisms import ShuffledBatches as ShuffledBatches
@@ -74,14 +77,17 @@ _HOME = {  # None: the name is that of a module
     "MixtureOfGaussians": "mechanisms",
     "PermuteAndFlip": "mechanisms",
     "PoissonSampled": "mechanisms",
+    "PrivacyProfile": "mechanisms",
     "PureDP": "mechanisms",
     "RandomAllocation": "mechanisms",
     "RandomizedResponse": "mechanisms",
     "ReportNoisyMax": "mechanisms",
+    "RenyiDP": "mechanisms",
     "SelfComposed": "mechanisms",
     "ShuffledBatches": "mechanisms",
     "Status": "accounting",
     "TruncatedPoissonSampled": "mechanisms",
+    "ZCDP": "mechanisms",
     "adaptive": None,
     "bounded_range": None,
     "characteristic_function": "loss_distribution",

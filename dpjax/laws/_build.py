@@ -1,5 +1,7 @@
 """From a record and a direction to the law of its dominating pair: the one table of all mechanisms.
 
+Claims hold in both directions, so that their laws are the same in all.
+
 A builder takes one unbatched record (scalar leaves, or one event axis) and a single direction. It runs under ``jax.vmap``.
 """
 
@@ -15,14 +17,20 @@ from dpjax.laws import finite
 from dpjax.laws._binomial import binomial_tails
 from dpjax.laws._law import Law, reverse
 from dpjax.laws.blend import Blend
+from dpjax.laws.claims import BoundedRangeLaw, approximate_law, two_point_law
 from dpjax.laws.discrete import DiscreteGaussianLaw, DiscreteLaplaceLaw
+from dpjax.laws.from_profile import implied_by_points
 from dpjax.laws.gaussian import GaussianLaw
 from dpjax.laws.laplace import LaplaceLaw
 from dpjax.laws.mixture import gaussian_mixture
+from dpjax.laws.renyi import renyi_law, zcdp_law
 from dpjax.laws.replaced import PoissonReplaceGaussian, PoissonReplaceLaplace, fixed_size_replace
 from dpjax.laws.sampled import poisson_add, poisson_remove
 from dpjax.mechanisms import (
+    ZCDP,
     Adjacency,
+    ApproximateDP,
+    BoundedRange,
     DiscreteGaussian,
     DiscreteLaplace,
     DiscreteLoss,
@@ -34,8 +42,11 @@ from dpjax.mechanisms import (
     MixtureOfGaussians,
     PermuteAndFlip,
     PoissonSampled,
+    PrivacyProfile,
+    PureDP,
     RandomAllocation,
     RandomizedResponse,
+    RenyiDP,
     ReportNoisyMax,
     TruncatedPoissonSampled,
 )
@@ -157,7 +168,33 @@ def _truncated_poisson(record: TruncatedPoissonSampled, direction: Adjacency) ->
     return Blend(full, rest, sample(kept, base), sample(rate, loss_law(record.mechanism, direction)))
 
 
+def _pure(record: PureDP, _: Adjacency) -> Law:
+    return approximate_law(record.epsilon)
+
+
+def _approximate(record: ApproximateDP, _: Adjacency) -> Law:
+    return approximate_law(record.epsilon, record.delta)
+
+
+def _bounded_range(record: BoundedRange, _: Adjacency) -> Law:
+    return BoundedRangeLaw(record.epsilon) if record.t is None else two_point_law(record.epsilon, record.t)
+
+
+def _profile(record: PrivacyProfile, _: Adjacency) -> Law:
+    return implied_by_points(jnp.asarray(record.epsilons), jnp.asarray(record.deltas))
+
+
+def _renyi(record: RenyiDP, _: Adjacency) -> Law:
+    return renyi_law(jnp.asarray(record.orders), jnp.asarray(record.epsilons))
+
+
+def _zcdp(record: ZCDP, _: Adjacency) -> Law:
+    return zcdp_law(record.rho, record.delta)
+
+
 _BUILDERS: dict[type, Callable[..., Law]] = {
+    ApproximateDP: _approximate,
+    BoundedRange: _bounded_range,
     DiscreteGaussian: _discrete_gaussian,
     DiscreteLaplace: _discrete_laplace,
     DiscreteLoss: _discrete_loss,
@@ -168,9 +205,13 @@ _BUILDERS: dict[type, Callable[..., Law]] = {
     MixtureOfGaussians: _mixture_of_gaussians,
     PermuteAndFlip: _permute_and_flip,
     PoissonSampled: _poisson,
+    PrivacyProfile: _profile,
+    PureDP: _pure,
     RandomizedResponse: _randomized_response,
+    RenyiDP: _renyi,
     ReportNoisyMax: _report_noisy_max,
     TruncatedPoissonSampled: _truncated_poisson,
+    ZCDP: _zcdp,
 }
 
 

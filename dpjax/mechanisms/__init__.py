@@ -13,10 +13,13 @@ from dpjax.mechanisms._base import ComposedOver as ComposedOver
 from dpjax.mechanisms._base import Mechanism as Mechanism
 from dpjax.mechanisms._base import SelfComposed as SelfComposed
 from dpjax.mechanisms.claims import PARAMETRIC as PARAMETRIC
+from dpjax.mechanisms.claims import ZCDP as ZCDP
 from dpjax.mechanisms.claims import ApproximateDP as ApproximateDP
 from dpjax.mechanisms.claims import BoundedRange as BoundedRange
 from dpjax.mechanisms.claims import ExponentialMechanism as ExponentialMechanism
+from dpjax.mechanisms.claims import PrivacyProfile as PrivacyProfile
 from dpjax.mechanisms.claims import PureDP as PureDP
+from dpjax.mechanisms.claims import RenyiDP as RenyiDP
 from dpjax.mechanisms.claims import known_by_parameters as known_by_parameters
 from dpjax.mechanisms.finite import DiscreteLoss as DiscreteLoss
 from dpjax.mechanisms.finite import MassAtInfinity as MassAtInfinity

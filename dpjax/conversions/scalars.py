@@ -1,4 +1,4 @@
-r"""From one notion of privacy to another. Every value is on the safe side of the truth, rounding included.
+r"""Between parameters: zCDP, Renyi DP at one order, DP, probabilistic DP. All lose something; budgets invert them exactly.
 
 Losses go up (``zcdp_to_dp``, ``rdp_to_dp``, ``dp_to_zcdp``, ``dp_to_pdp``), budgets go down (``zcdp_budget``,
 ``rdp_budget``). All functions work elementwise on arrays that broadcast, under jit, vmap and grad, in the caller's
