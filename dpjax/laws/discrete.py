@@ -175,7 +175,9 @@ class DiscreteGaussianLaw(Law):
         main = jnp.exp(log_delta_gaussian(edge, d * d))
         # both edge and the tail at u + d are far to the left where x is
         moved = jnp.exp(jnp.maximum(edge, x) + log_ndtr(-u - d))
-        rest = moved * jnp.where(edge > x, -jnp.expm1(jnp.minimum(x - edge, 0.0)), jnp.expm1(jnp.minimum(edge - x, 0.0)))
+        rest = moved * jnp.where(
+            edge > x, -jnp.expm1(jnp.minimum(x - edge, 0.0)), jnp.expm1(jnp.minimum(edge - x, 0.0))
+        )
         near = u > -38.0
         v = jnp.where(near, u, -38.0)
         scaled = jnp.exp(jnp.where(near, x - edge, 0.0))

@@ -156,5 +156,9 @@ class GaussianMixtureLaw(Law):
 def gaussian_mixture(noise_multiplier: Any, sensitivities: Any, probabilities: Any) -> GaussianMixtureLaw:
     """Of probabilities that are divided by their sum; NaN if one is negative or the sum is off by more than 1e-5."""
     total = jnp.sum(probabilities)
-    good = (jnp.abs(total - 1) <= 1e-5) & jnp.all(jnp.asarray(probabilities) >= 0) & jnp.all(jnp.asarray(sensitivities) >= 0)
+    good = (
+        (jnp.abs(total - 1) <= 1e-5)
+        & jnp.all(jnp.asarray(probabilities) >= 0)
+        & jnp.all(jnp.asarray(sensitivities) >= 0)
+    )
     return GaussianMixtureLaw(sensitivities / noise_multiplier, probabilities / total * jnp.where(good, 1.0, jnp.nan))

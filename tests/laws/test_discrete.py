@@ -78,7 +78,9 @@ class LongDouble(Sums):
         half = np.longdouble(str(1 / (2 * self.sigma**2)))
         weights = np.exp(-(t * t + 2 * np.longdouble(scale) * t) * half)
         if gap is not None:
-            steps = np.longdouble(str(gap + extra)) + np.longdouble(str(self.spread)) * np.arange(count, dtype=np.longdouble)
+            steps = np.longdouble(str(gap + extra)) + np.longdouble(str(self.spread)) * np.arange(
+                count, dtype=np.longdouble
+            )
             weights = weights * -np.expm1(-steps)
         return mp.exp(-(mp.mpf(scale) ** 2) / (2 * self.sigma**2)) * mp.mpf(str(np.sum(weights)))
 
@@ -171,7 +173,9 @@ def test_replace_one_moves_twice_as_far(make):
 
 @pytest.mark.parametrize("move", [1, 2])
 def test_derivatives(move):
-    between = lambda spacing, far: [(np.round(f * far / spacing) + 0.37) * spacing for f in (-0.8, -0.2, 0.01, 0.3, 0.9)]
+    between = lambda spacing, far: [
+        (np.round(f * far / spacing) + 0.37) * spacing for f in (-0.8, -0.2, 0.01, 0.3, 0.9)
+    ]
     records = [dpjax.DiscreteGaussian(s, move) for s in (0.3, 1.0, 6.9, 7.1)]
     cases = [(r, between(move / r.sigma**2 / 2, 20 * move / r.sigma + move**2 / r.sigma**2 / 2)) for r in records]
     lawtools.assert_derivatives(cases, differentiable)

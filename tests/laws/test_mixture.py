@@ -58,9 +58,7 @@ class Mixture:
             return mp.mpf(0), mp.mpf(0), mp.mpf(1), mp.mpf(1)
         z = self.threshold(x)
         tail = lambda y: mp.erfc(y / mp.sqrt(2)) / 2
-        mix = lambda sign: mp.fsum(
-            p * tail(sign * (z - d)) for p, d in zip(self.weights, self.distances, strict=True)
-        )
+        mix = lambda sign: mp.fsum(p * tail(sign * (z - d)) for p, d in zip(self.weights, self.distances, strict=True))
         return mix(1), tail(z), mix(-1), tail(-z)
 
     def profile(self, x):
@@ -134,7 +132,9 @@ def test_reference_rows_of_one_sampled_step():
     for direction in (Adjacency.REMOVE, Adjacency.ADD):
         mine = [r for r in rows if r["direction"] == direction.value]
         make = lambda r: dpjax.MixtureOfGaussians(
-            float(r["noise_multiplier"]), [0.0, 1.0], [1 - float(r["sampling_probability"]), float(r["sampling_probability"])]
+            float(r["noise_multiplier"]),
+            [0.0, 1.0],
+            [1 - float(r["sampling_probability"]), float(r["sampling_probability"])],
         )
         got, _ = lawtools.values([(make(r), [float(r["epsilon"])]) for r in mine], direction)
         for row, values in zip(mine, got, strict=True):
@@ -182,7 +182,14 @@ def test_bad_numbers_are_named(make, text):
 
 def test_traced_numbers_that_are_bad_give_nan():
     at = jax.jit(
-        lambda s, p: lawtools.everything(dpjax.MixtureOfGaussians(1.0, s, p), jnp.asarray([-5.0, 0.1]), Adjacency.REMOVE)
+        lambda s, p: lawtools.everything(
+            dpjax.MixtureOfGaussians(1.0, s, p), jnp.asarray([-5.0, 0.1]), Adjacency.REMOVE
+        )
     )
-    for s, p in (([1.0, -1.0], [0.5, 0.5]), ([1.0, 2.0], [0.5, 0.4]), ([1.0, 2.0], [1.5, -0.5]), ([jnp.nan, 0.0], [0.5, 0.5])):
+    for s, p in (
+        ([1.0, -1.0], [0.5, 0.5]),
+        ([1.0, 2.0], [0.5, 0.4]),
+        ([1.0, 2.0], [1.5, -0.5]),
+        ([jnp.nan, 0.0], [0.5, 0.5]),
+    ):
         assert np.isnan(at(jnp.asarray(s), jnp.asarray(p))).all()

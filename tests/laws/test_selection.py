@@ -41,7 +41,10 @@ def by_flips(scores):
 
 def noisy_max(scores, kind):
     """Probabilities of the winners, by Gauss-Legendre between the scores, where the densities have their kinks."""
-    density = {"laplace": lambda y: 0.5 * np.exp(-np.abs(y)), "exponential": lambda y: np.where(y > 0, np.exp(-y), 0.0)}[kind]
+    density = {
+        "laplace": lambda y: 0.5 * np.exp(-np.abs(y)),
+        "exponential": lambda y: np.where(y > 0, np.exp(-y), 0.0),
+    }[kind]
     below = {
         "laplace": lambda y: np.where(y < 0, 0.5 * np.exp(np.minimum(y, 0)), 1 - 0.5 * np.exp(-np.maximum(y, 0))),
         "exponential": lambda y: np.where(y > 0, -np.expm1(-np.maximum(y, 0)), 0.0),
@@ -145,7 +148,9 @@ def test_builders():
         (dpjax.ReportNoisyMax(dpjax.Laplace(4.0)), Adjacency.ADD, 0.5),
         (dpjax.ReportNoisyMax(dpjax.Laplace(4.0)), Adjacency.REPLACE_ONE, 1.0),
     ):
-        np.testing.assert_allclose(np.asarray(loss_law(record, direction).profile(x)), laplace_pair(mu), rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(
+            np.asarray(loss_law(record, direction).profile(x)), laplace_pair(mu), rtol=1e-5, atol=1e-7
+        )
 
 
 def test_other_noise_is_refused_by_name():
