@@ -45,7 +45,7 @@ class DiscreteLaplaceLaw(Law):
     """Losses unit (2 k - move), k = 0 .. move.
 
     Attributes:
-      unit: the loss of one unit of the move, > 0 and finite.
+      unit: the loss of one unit of the move, >= 0 and finite.
       move: an int >= 1.
     """
 
@@ -54,7 +54,8 @@ class DiscreteLaplaceLaw(Law):
 
     def _at(self, x):
         """The first outcome k above x in 1 .. move; whether all losses are above x; whether none is."""
-        first = lax.stop_gradient(_first_above(x, self.unit, self.move))
+        unit = jnp.where(self.unit > 0, self.unit, 1e-300)
+        first = lax.stop_gradient(_first_above(x, unit, self.move))
         return jnp.clip(first, 1.0, self.move), first < 1.0, first > self.move
 
     def tails(self, x):
