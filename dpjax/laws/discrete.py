@@ -141,12 +141,13 @@ class DiscreteGaussianLaw(Law):
         return jnp.where(smooth, series, direct) / self._total()
 
     def _above(self, n):
-        return jnp.where(n > 0, self._mass(n), 1 - self._mass(1 - n))
+        mass = self._mass(jnp.where(n > 0, n, 1 - n))
+        return jnp.where(n > 0, mass, 1 - mass)
 
     def tails(self, x):
         k = self._first(x)
         p, q = k - self.move, k
-        return Tails(self._above(p), self._above(q), self._above(1 - p), self._above(1 - q))
+        return Tails(*self._above(jnp.stack([p, q, 1 - p, 1 - q])))
 
     def profile(self, x):
         # sum over t >= n of exp(-t^2 / (2 sigma^2)) (1 - exp(x - loss)), loss = spread (t + move / 2)

@@ -171,6 +171,7 @@ def test_replace_one_moves_twice_as_far(make):
     np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
+@pytest.mark.slow  # the compiler takes minutes over the second derivatives
 @pytest.mark.parametrize("move", [1, 2])
 def test_derivatives(move):
     between = lambda spacing, far: [
