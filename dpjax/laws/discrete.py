@@ -45,7 +45,7 @@ class DiscreteLaplaceLaw(Law):
     """Losses unit (2 k - move), k = 0 .. move.
 
     Attributes:
-      unit: the loss of one unit of the move, > 0 and finite.
+      unit: the loss of one unit of the move, >= 0 and finite.
       move: an int >= 1.
     """
 
@@ -54,7 +54,8 @@ class DiscreteLaplaceLaw(Law):
 
     def _at(self, x):
         """The first outcome k above x in 1 .. move; whether all losses are above x; whether none is."""
-        first = lax.stop_gradient(_first_above(x, self.unit, self.move))
+        unit = jnp.where(self.unit > 0, self.unit, 1e-300)
+        first = lax.stop_gradient(_first_above(x, unit, self.move))
         return jnp.clip(first, 1.0, self.move), first < 1.0, first > self.move
 
     def tails(self, x):
@@ -140,12 +141,13 @@ class DiscreteGaussianLaw(Law):
         return jnp.where(smooth, series, direct) / self._total()
 
     def _above(self, n):
-        return jnp.where(n > 0, self._mass(n), 1 - self._mass(1 - n))
+        mass = self._mass(jnp.where(n > 0, n, 1 - n))
+        return jnp.where(n > 0, mass, 1 - mass)
 
     def tails(self, x):
         k = self._first(x)
         p, q = k - self.move, k
-        return Tails(self._above(p), self._above(q), self._above(1 - p), self._above(1 - q))
+        return Tails(*self._above(jnp.stack([p, q, 1 - p, 1 - q])))
 
     def profile(self, x):
         # sum over t >= n of exp(-t^2 / (2 sigma^2)) (1 - exp(x - loss)), loss = spread (t + move / 2)

@@ -171,6 +171,7 @@ def test_replace_one_moves_twice_as_far(make):
     np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
+@pytest.mark.slow  # the compiler takes minutes over the second derivatives
 @pytest.mark.parametrize("move", [1, 2])
 def test_derivatives(move):
     between = lambda spacing, far: [
@@ -217,6 +218,15 @@ def test_where_the_sums_change_their_form_they_agree():
     below = dpjax.DiscreteGaussian(float(np.nextafter(7.0, 0)))
     one, other = (lawtools.values([(r, xs)])[0] for r in (below, dpjax.DiscreteGaussian(7.0)))
     np.testing.assert_allclose(one, other, rtol=3e-14)
+
+
+def test_no_loss_per_unit_is_no_loss():
+    x = [-0.3, -1e-9, 0.0, 1e-9, 0.3]
+    for move in (1, 2):
+        got = lawtools.values([(dpjax.DiscreteLaplace(0.0, move), x)])[0]
+        np.testing.assert_array_equal(got[:, 0], got[:, 1])
+        np.testing.assert_allclose(got[:, 4], -np.expm1(np.minimum(x, 0.0)), rtol=1e-14)
+        np.testing.assert_allclose(got[:, 5], got[::-1, 4], rtol=1e-14)
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,8 @@ def test_masses_profiles_and_derivatives(make, direction, factor):
 
 def test_the_oracle_is_the_integral():
     for mu in (mp.mpf("0.3"), mp.mpf(4)):
-        p, q = (lambda y: mp.exp(-abs(y - mu)) / 2), (lambda y: mp.exp(-abs(y)) / 2)
         for x in (-0.9 * mu, 0.2 * mu, 0.9 * mu):
-            positive = lambda y: max(p(y) - mp.exp(x) * q(y), mp.mpf(0))
+            positive = lambda y, mu=mu, x=x: max(mp.exp(-abs(y - mu)) - mp.exp(x - abs(y)), mp.mpf(0)) / 2
             places = sorted([mp.mpf(-60), mp.mpf(0), (x + mu) / 2, mu, mp.mpf(90)])
             assert abs(mp.quad(positive, places) - Noise(mu).profile(x)) < mp.mpf(10) ** -20
 
