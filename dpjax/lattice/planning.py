@@ -158,7 +158,13 @@ def plan(sketches: Sketch, counts: jax.Array, given: jax.Array, unknown: str, to
     up = jnp.where(gap > 0, (beyond[None, :] - error) / np.where(gap > 0, gap, 1.0), jnp.inf)
     period = jnp.maximum(down, jnp.maximum(jnp.min(up, -1), 0.0))
     lost = k0 - s * epsilon - size - log_delta
-    price = jnp.log(period) + 10 * jnp.maximum(lost - jnp.maximum(_CANCELLED, pick(lost, index) + 1), 0.0)
+    span = jnp.max(sketches.top - sketches.bottom)  # which a grid has to hold anyway
+    least = jnp.where(jnp.isfinite(span), span, 0.0)
+    price = (
+        jnp.log(jnp.maximum(period, least))
+        + 0.02 * lost
+        + 10 * jnp.maximum(lost - jnp.maximum(_CANCELLED, pick(lost, index) + 1), 0.0)
+    )
     chosen = at_least(jnp.where(jnp.isfinite(price), price, 1e300))
     tilt = pick(jnp.broadcast_to(s, price.shape), chosen)
     column = pick(jnp.moveaxis(jnp.where(jnp.isfinite(up), up, 1e300), 0, -1), chosen)
@@ -189,7 +195,8 @@ def plan(sketches: Sketch, counts: jax.Array, given: jax.Array, unknown: str, to
     spacing = pick(jnp.asarray(_SPACINGS), jnp.maximum(first_true(cost > tol) - 1, 0))
     spacing = jnp.where((unit > 0) & (spacing < unit), unit, spacing)
     points = jnp.maximum(period, jnp.max(high - low)) / spacing
-    slack = jnp.minimum(1e-9, 0.01 * tol / (jnp.maximum(total, 1.0) * (1 + tilt)))
+    # atoms of 1e-4 of a tail are still seen to sit on their points; densities need no such allowance
+    slack = jnp.where(unit > 0, 1e-11, jnp.minimum(1e-9, 0.01 * tol / (jnp.maximum(total, 1.0) * (1 + tilt))))
     each = jnp.where(counts > 0, counts * jnp.maximum(sketches.top, -1e300), 0.0)
     largest = jnp.sum(each) + 1e-13 * jnp.sum(jnp.abs(each))
     return Plan(epsilon, log_delta, tilt, far_tilt, period, low, high, unit, slack, points, total, largest)
