@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate, composition, single_run
+from dpjax import _derived, _validate, composition, single_run
 from dpjax.lattice import lanes as lattice
 from dpjax.laws import loss_law
-from dpjax.mechanisms import Adjacency
+from dpjax.mechanisms import Adjacency, Mechanism
 
 
 class Answer(NamedTuple):
@@ -37,7 +37,8 @@ class _Limits(NamedTuple):
 def _limits(terms: lattice.Terms, direction: Adjacency) -> _Limits:
     def one(record, count):
         with _validate.collected() as masks:
-            composition.check(record)
+            if isinstance(record, Mechanism):
+                composition.check(record)
         law = loss_law(record, direction)
         valid = jnp.stack([jnp.all(m) for m in masks]).all() if masks else jnp.asarray(True)
         active = count > 0
@@ -87,7 +88,21 @@ def answer(
       max_nodes: how much work, see ``lattice.lanes``.
       single: whether the record is one run of one mechanism.
     """
-    traced = any(map(_validate.is_traced, jax.tree.leaves((terms, given))))
+    ask: Any = {"unknown": unknown, "method": method, "tol": tol, "max_nodes": max_nodes, "single": single}
+    if any(map(_validate.is_traced, jax.tree.leaves((terms, given)))):
+        return _answer(terms, given, direction, traced=True, **ask)
+    found = _answer(_derived.resolved(terms, direction), given, direction, traced=False, **ask)
+    if any(map(_derived.is_adaptive, terms.records)) and not (single and method != "lattice"):
+        # composed, the law of ranges is an upper end; an adversary who chooses beforehand is below
+        low = _answer(_derived.fixed(terms), given, direction, traced=False, **ask)
+        found = found._replace(lower=low.lower, converged=found.converged & False)
+    return found
+
+
+def _answer(
+    terms: lattice.Terms, given: Any, direction: Adjacency, *, unknown: str, method: str, tol: float, max_nodes: int,
+    single: bool, traced: bool,
+) -> Answer:  # fmt: skip
     xp = jnp if traced else np
     limits = (_limits if traced else _concrete_limits)(terms, direction)
     limits = limits if traced else jax.tree.map(np.asarray, limits)

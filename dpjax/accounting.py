@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 
 from dpjax import _by_laws, _lanes, _precision, _validate, closed_form, composition
 from dpjax._plan import Problem, largest_loss, log_touched
+from dpjax.laws import check_adjacency
 from dpjax.mechanisms import COMPOSITIONS, Adjacency, Mechanism, known_by_parameters
 from dpjax.pairs import SampledGaussianPair, directions
 
@@ -271,8 +272,9 @@ def _ask(mechanism, number, given, answer, adjacency, method, rtol, max_nodes, p
     _validate.in_range("rtol", rtol, 1e-15, 0.5)
     _validate.in_range("max_nodes", max_nodes, 64, 65536, integral=True)
     composition.check(mechanism)
-    if known_by_parameters(mechanism):
-        return _by_parameters(mechanism, number, given, answer, method, rtol)
+    check_adjacency(mechanism, adjacency)
+    if method == "auto" and known_by_parameters(mechanism):
+        return _by_parameters(mechanism, number, given, answer, rtol)
     laid = composition.layout(mechanism, number)
     by_laws = method == "lattice" or not composition.all_gaussian(mechanism)
     if by_laws and method in ("contour", "levy"):
@@ -291,12 +293,10 @@ def _ask(mechanism, number, given, answer, adjacency, method, rtol, max_nodes, p
         return Bounds(*out, *(x.reshape(laid.shape)[()] for x in codes))
 
 
-def _by_parameters(mechanism, number, given, answer, method, rtol) -> Bounds:
+def _by_parameters(mechanism, number, given, answer, rtol) -> Bounds:
     """Mechanisms known by their parameters alone, which are the same in every direction."""
     from dpjax import parametric  # only loaded when asked for
 
-    if method != "auto":
-        raise ValueError(f"method = {method!r}, but for mechanisms known by their parameters it must be 'auto'.")
     found = parametric.bounds(mechanism, number, given, answer, rtol if rtol >= 1e-4 else 0.01)
     xp = _precision.namespace(*found)
     lower, estimate, upper = found

@@ -22,6 +22,8 @@ _EDGES = np.concatenate([-_EDGES[::-1], [0.0], _EDGES])
 _TILTS = np.geomspace(1e-3, 3e3, 64)
 _SPACINGS = np.geomspace(1e-9, 10.0, 60)
 _LOST, _EXACT = 1e-3, 1e-11  # of tol, and of delta where every law is on the grid as it stands
+_FURTHEST = 30.0  # times the tilt: a far tilt sees the roundings up of the grid
+_MARGIN = 3.0  # nats for what the sketch misses of an alias
 _CANCELLED = 9.0  # log of the cancellation from which a tilt is dearer
 
 
@@ -155,7 +157,8 @@ def plan(sketches: Sketch, counts: jax.Array, given: jax.Array, unknown: str, to
     down = -error / s
     gap = s[None, :] - s[:, None]
     beyond = k0 - s * epsilon + s * np.log(s) - (1 + s) * np.log1p(s)
-    up = jnp.where(gap > 0, (beyond[None, :] - error) / np.where(gap > 0, gap, 1.0), jnp.inf)
+    near = (gap > 0) & (s[None, :] <= _FURTHEST * s[:, None])
+    up = jnp.where(near, (beyond[None, :] - error + _MARGIN) / np.where(gap > 0, gap, 1.0), jnp.inf)
     period = jnp.maximum(down, jnp.maximum(jnp.min(up, -1), 0.0))
     lost = k0 - s * epsilon - size - log_delta
     span = jnp.max(sketches.top - sketches.bottom)  # which a grid has to hold anyway

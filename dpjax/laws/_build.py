@@ -189,7 +189,7 @@ def _renyi(record: RenyiDP, _: Adjacency) -> Law:
 
 
 def _zcdp(record: ZCDP, _: Adjacency) -> Law:
-    return zcdp_law(record.rho, record.delta)
+    return zcdp_law(jnp.asarray(record.rho), jnp.asarray(record.delta))
 
 
 _BUILDERS: dict[type, Callable[..., Law]] = {
@@ -232,17 +232,19 @@ def check_adjacency(record: Mechanism, adjacency: Adjacency) -> None:
             raise NotImplementedError(f"{type(member).__name__} has no analysis under {adjacency.name}.")
 
 
-def loss_law(record: Mechanism, direction: Adjacency) -> Law:
-    """The law of the privacy loss of one run of ``record`` in a single direction.
+def loss_law(record: Mechanism | Law, direction: Adjacency) -> Law:
+    """The law of the privacy loss of one run of ``record`` in a single direction; a law is its own.
 
     Raises:
       NotImplementedError: no analysis is known for this mechanism and direction.
     """
-    builder = _BUILDERS.get(type(record))
+    if isinstance(record, Law):
+        return record
     if isinstance(record, RandomAllocation):
         raise NotImplementedError(
-            "RandomAllocation is no single run: its profile comes from that of the composed Poisson-sampled steps."
+            "RandomAllocation is known through the composition of its Poisson-sampled steps: ask about concrete numbers."
         )
+    builder = _BUILDERS.get(type(record))
     if builder is None:
         raise NotImplementedError(f"No dominating pair is known for {type(record).__name__} under {direction.name}.")
     return builder(record, direction)

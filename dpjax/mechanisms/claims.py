@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import sys
 
-import jax
 import numpy as np
 from jax.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax._pytree import event, node
-from dpjax.mechanisms._base import Mechanism, set_number
+from dpjax.mechanisms._base import Composed, ComposedOver, Mechanism, SelfComposed, set_number
 
 
 @node
@@ -222,6 +221,9 @@ PARAMETRIC = (BoundedRange, PureDP, ApproximateDP)  # known by their parameters 
 
 
 def known_by_parameters(record: Mechanism) -> bool:
-    """Whether any member of ``record`` is known by its parameters alone."""
-    members = jax.tree.leaves(record, is_leaf=lambda m: isinstance(m, PARAMETRIC))
-    return any(isinstance(m, PARAMETRIC) for m in members)
+    """Whether ``record`` composes mechanisms that are known by their parameters alone, and nothing else."""
+    if isinstance(record, Composed):
+        return bool(record.mechanisms) and all(map(known_by_parameters, record.mechanisms))
+    if isinstance(record, ComposedOver):
+        return isinstance(record.mechanism, PARAMETRIC)
+    return known_by_parameters(record.mechanism) if isinstance(record, SelfComposed) else isinstance(record, PARAMETRIC)
