@@ -18,7 +18,6 @@ whose integrand is concave in exp(y): the same chords bound it from below.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,9 +32,10 @@ from dpjax.laws.finite import FiniteLaw
 from dpjax.laws.sampled import MixedLaw
 
 CELLS = 4096
-_COARSE = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 384), np.linspace(0.0, 1.0, 386)[1:-1]])
-_COARSE = np.unique(_COARSE)
-_REACH = np.concatenate([[0.0], np.geomspace(1e-10, 1e6, 400)])
+_SHORT = 1 - 0.5 ** np.arange(1, 48)  # close to the end of a bounded loss
+_REACH = np.concatenate([[0.0], np.geomspace(1e-10, 1e6, CELLS - _SHORT.size)])
+_HALF = CELLS // 2
+_COARSE = np.sort(np.concatenate([[0.0], np.geomspace(1e-9, 1.0, CELLS - _HALF), np.arange(1, _HALF + 1) / (_HALF + 1)]))
 _GAUSS, _WEIGHT = (0.5 * (np.polynomial.legendre.leggauss(8)[0] + 1), 0.5 * np.polynomial.legendre.leggauss(8)[1])
 _WIDEST = 2.0  # (1 + |s|) times the width of a cell, up to which eight nodes integrate its weights to rounding
 _UNIT = 2.3e-16
@@ -125,23 +125,24 @@ def _of_atoms(law: FiniteLaw, s: Any) -> jax.Array:
     return jnp.where(some, jnp.where(s < 0, jnp.minimum(sharp, whole), sharp), 0.0)
 
 
-def _reach(law: Law, s: Any, log_profile: Callable, log_beyond: Callable, end: Any) -> jax.Array:
-    """Where an integral of exp(s y) times a profile may stop: nothing certified depends on it, but what lies beyond."""
-    y = jnp.asarray(_REACH)
-    logs = log_profile(y)
-    seen = s * y + logs + jnp.log(jnp.maximum(y, 1e-300))
-    peak = jnp.max(jnp.where(logs > np.log(TINY), seen, -jnp.inf))
-    done = (log_beyond(y) < peak - _NEGLIGIBLE) | (logs <= np.log(TINY)) | (y >= end)
-    index = jnp.argmax(done)
+def _candidates(end: Any) -> jax.Array:
+    """Where the integral of a profile that ends at ``end`` may stop; (CELLS + 1,)."""
+    near = jnp.where(end < jnp.inf, end, 1e6) * _SHORT
+    return jnp.sort(jnp.minimum(jnp.concatenate([jnp.asarray(_REACH), near]), end))
+
+
+def _reach(y: jax.Array, values: jax.Array, s: Any, log_rest: jax.Array, end: Any) -> jax.Array:
+    """One of the candidates; nothing certified depends on which, but what lies beyond is counted at its bound."""
+    some = values > TINY
+    seen = s * y + jnp.log(jnp.where(some, values, 1.0)) + jnp.log(jnp.maximum(y, 1e-300))
+    peak = jnp.max(jnp.where(some, seen, -jnp.inf))
+    index = jnp.argmax((log_rest < peak - _NEGLIGIBLE) | ~some | (y >= end))
     # where the profile underflows, stop before
-    index = jnp.where(logs[index] <= np.log(TINY), jnp.maximum(index - 1, 1), index)
-    return jnp.minimum(y[index], end)
+    return y[jnp.where(~some[index] & (y[index] < end), jnp.maximum(index - 1, 1), index)]
 
 
-def _nodes(profile: Callable, s: Any, top: Any) -> jax.Array:
-    """Cell ends on [0, top], dense where the chord's error is; (CELLS + 1,)."""
-    y = top * jnp.asarray(_COARSE)
-    v = profile(y)
+def _refined(y: jax.Array, v: jax.Array, s: Any) -> jax.Array:
+    """Cell ends on the interval of ``y``, dense where the chord's error is; (CELLS + 1,)."""
     right, left = jnp.expm1(y[2:] - y[1:-1]), -jnp.expm1(y[:-2] - y[1:-1])
     bend = jnp.abs((v[2:] - v[1:-1]) / right - (v[1:-1] - v[:-2]) / left) / (right + left)
     exponent = (jnp.log(jnp.where(bend > 0, bend, 1.0)) + s * y[1:-1]) / 3
@@ -153,10 +154,10 @@ def _nodes(profile: Callable, s: Any, top: Any) -> jax.Array:
     total = jnp.sum(each)
     share = jnp.where(total > 0, each / jnp.where(total > 0, total, 1.0), 0.0)
     # a part of the cells goes to the coarse grid itself, whatever the bend was taken for
-    share = 0.8 * share + 0.1 * width / top + 0.1 / width.shape[0]
+    share = 0.8 * share + 0.1 * width / y[-1] + 0.1 / width.shape[0]
     filled = jnp.concatenate([jnp.zeros(1), jnp.cumsum(share)])
     nodes = jnp.interp(jnp.arange(CELLS + 1) / CELLS, filled / filled[-1], y)
-    return nodes.at[0].set(0.0).at[-1].set(top)
+    return nodes.at[0].set(0.0).at[-1].set(y[-1])
 
 
 def _chords(nodes: jax.Array, values: jax.Array, s: Any, *, above: bool) -> tuple[jax.Array, jax.Array]:
@@ -181,38 +182,54 @@ def _chords(nodes: jax.Array, values: jax.Array, s: Any, *, above: bool) -> tupl
     return m, jnp.sum(jnp.where(cell > 0, cell * jnp.exp(s * a - m), 0.0))
 
 
+def _log_rest_above(law: Law, s: Any, y: Any, value: Any) -> jax.Array:
+    """log of a bound on the integral of exp(s y) profile(y) from y on, the profile being ``value`` there."""
+    positive, negative = s > 0, s < 0
+    sharp = law.log_moment_above(jnp.maximum(s, 0.0), y) - jnp.log(jnp.where(positive, s * (1 + s), 1.0))
+    sharp = jnp.where(positive, sharp, jnp.inf)
+    # L - y <= exp(L - y)
+    sharp = jnp.minimum(sharp, law.log_moment_above(1 + s, y) - y)
+    flat = s * y + jnp.log(jnp.maximum(value, TINY)) - jnp.log(jnp.where(negative, -s, 1.0))
+    flat = jnp.where(negative, flat, jnp.inf)
+    infinite = law.p_infinite() > 0
+    ended = jnp.where(infinite, flat, -jnp.inf)
+    return jnp.where(y >= law.support()[1], ended, jnp.where(infinite, flat, jnp.minimum(sharp, flat)))
+
+
+def _log_rest_below(law: Law, s: Any, y: Any, value: Any) -> jax.Array:
+    """The same of exp(-(1 + s) y) times the reversed pair's profile."""
+    ended = (y >= -law.support()[0]) & (law.q_infinite() <= 0)
+    rest = jnp.log(jnp.maximum(value, TINY)) - (1 + s) * y - jnp.log(1 + s)
+    return jnp.where(ended, -jnp.inf, rest)
+
+
+def _place(law: Law, s: Any) -> tuple[jax.Array, jax.Array]:
+    """Cell ends for both profiles."""
+    low, high = law.support()
+    end = lambda x, mass: jnp.where(mass > 0, jnp.inf, jnp.maximum(x, 1e-10))
+    ends = end(high, law.p_infinite()), end(-low, law.q_infinite())
+    tilts = s, -1 - s
+
+    def stage(i, nodes):
+        up, down = nodes
+        values = law.profile(up), law.profile_below(-down)
+        rests = _log_rest_above(law, s, up, values[0]), _log_rest_below(law, s, down, values[1])
+        first = [_reach(*side) * _COARSE for side in zip(nodes, values, tilts, rests, ends, strict=True)]
+        second = [_refined(*side) for side in zip(nodes, values, tilts, strict=True)]
+        return tuple(jnp.where(i == 0, a, b) for a, b in zip(first, second, strict=True))
+
+    start = tuple(_candidates(end) for end in ends)
+    # a loop, so that the profiles are compiled once
+    return lax.fori_loop(np.int32(0), np.int32(2), stage, start)
+
+
 def _of_law(law: Law, s: Any) -> jax.Array:
-    still = lax.stop_gradient(law)
-    tilt = lax.stop_gradient(s)
-    low, high = (lax.stop_gradient(jnp.asarray(x)) for x in still.support())
-    floor = lambda f: jnp.log(jnp.maximum(f, TINY))
-
-    def beyond_above(law, s, y):  # log of the integral from y on
-        plain = jnp.where(s > 0, law.log_moment_above(jnp.maximum(s, 0.0), y) - jnp.log(jnp.where(s > 0, s, 1.0)), jnp.inf)
-        flat = jnp.where(s < 0, s * y + floor(law.profile(y)) - jnp.log(jnp.where(s < 0, -s, 1.0)), jnp.inf)
-        rest = jnp.minimum(jnp.minimum(plain, flat), law.log_moment_above(1 + s, y) - y)
-        return jnp.where(y >= high, jnp.where(law.p_infinite() > 0, flat, -jnp.inf), rest)
-
-    def beyond_below(law, s, y):
-        gone = (y >= -low) & (law.q_infinite() <= 0)
-        return jnp.where(gone, -jnp.inf, floor(law.profile_below(-y)) - (1 + s) * y - jnp.log(1 + s))
-
-    above = lambda y: still.profile(y)
-    below = lambda y: still.profile_below(-y)
-    flat_end = lambda end, mass: jnp.where(mass > 0, jnp.inf, jnp.maximum(end, 1e-10))
-    up = _reach(
-        still, tilt, lambda y: floor(above(y)), lambda y: beyond_above(still, tilt, y), flat_end(high, still.p_infinite())
-    )
-    down = _reach(
-        still, -1 - tilt, lambda y: floor(below(y)), lambda y: beyond_below(still, tilt, y),
-        flat_end(-low, still.q_infinite()),
-    )  # fmt: skip
-    up_nodes = lax.stop_gradient(_nodes(above, tilt, up))
-    down_nodes = lax.stop_gradient(_nodes(below, -1 - tilt, down))
-
-    m1, x1 = _chords(up_nodes, law.profile(up_nodes), s, above=True)
-    m2, x2 = _chords(down_nodes, law.profile_below(-down_nodes), -1 - s, above=True)
-    rest1, rest2 = beyond_above(law, s, up), beyond_below(law, s, down)
+    up, down = lax.stop_gradient(_place(lax.stop_gradient(law), lax.stop_gradient(s)))
+    values = law.profile(up), law.profile_below(-down)
+    m1, x1 = _chords(up, values[0], s, above=True)
+    m2, x2 = _chords(down, values[1], -1 - s, above=True)
+    rest1 = _log_rest_above(law, s, up[-1], values[0][-1])
+    rest2 = _log_rest_below(law, s, down[-1], values[1][-1])
     m = lax.stop_gradient(jnp.maximum(jnp.maximum(m1, m2), jnp.maximum(rest1, rest2)))
     m = jnp.where(jnp.isfinite(m), m, 0.0)
     area = x1 * jnp.exp(m1 - m) + x2 * jnp.exp(m2 - m) + jnp.exp(rest1 - m) + jnp.exp(rest2 - m)
@@ -221,11 +238,11 @@ def _of_law(law: Law, s: Any) -> jax.Array:
     # the moment itself, from below
     negative = s < 0
     t = jnp.where(negative, s, -0.5)
-    grid = jnp.concatenate([-down_nodes[:0:-1], up_nodes])
+    grid = jnp.concatenate([-down[:0:-1], up])
     tails = law.tails(grid)
     values = tails.p_below + jnp.exp(grid) * tails.q_above
     m, x = _chords(grid, values, t, above=False)
-    ends = values[-1] * jnp.exp(t * up - m) / -t + values[0] * jnp.exp(-t * down - m) / (1 + t)
+    ends = values[-1] * jnp.exp(t * up[-1] - m) / -t + values[0] * jnp.exp(-t * down[-1] - m) / (1 + t)
     moment = (x + ends * (1 - 1e-12)) * -t * (1 + t)
     there = moment > 0
     whole = (m + jnp.log(jnp.where(there, moment, 1.0)) - 64 * _UNIT) / t
