@@ -129,7 +129,10 @@ def _largest(mechanism: Mechanism, end: Any, adjacency: Adjacency, xp: Any) -> A
         new = 0.5 * (at(0) + at(1))
         e, d = xp.concatenate([e, new]), xp.concatenate([d, ask(new)])
         order = xp.argsort(e, axis=0)
+        before = xp.max(_of_cells(e, d, xp), axis=0) if xp is np else None
         e, d = (xp.take_along_axis(a, order, axis=0) for a in (e, d))
+        if before is not None and np.all(np.max(_of_cells(e, d, np), axis=0) > before * (1 - 1e-9)):
+            break
     return xp.max(_of_cells(e, d, xp), axis=0)
 
 

@@ -176,16 +176,20 @@ def _search(mechanism: Mechanism, x: Any, adjacency: Adjacency, xp: Any) -> tupl
 
     def narrow(e, value):
         """Two ends around the least value, the place of that, and two guesses at the minimum's."""
-        i = xp.argmin(value, axis=0)[None]
-        at = lambda a, k: xp.take_along_axis(a, xp.clip(i + k, 0, e.shape[0] - 1), axis=0)[0]
-        e0, e1, e2, v0, v1, v2 = (at(a, k) for a in (e, value) for k in (-1, 0, 1))
+        best = xp.argmin(value, axis=0)[None]
+        middle = xp.take_along_axis(e, best, axis=0)
+        left = xp.sum(e < middle, 0, keepdims=True) - 1  # of equal points one counts
+        right = e.shape[0] - xp.sum(e > middle, 0, keepdims=True)
+        at = lambda a, i: xp.take_along_axis(a, xp.clip(i, 0, e.shape[0] - 1), axis=0)[0]
+        e0, e1, e2, v0, v1, v2 = (at(a, i) for a in (e, value) for i in (left, best, right))
         # a parabola's vertex; and, for a kink, where the lines through the two points on each side meet
         a, b = (e1 - e0) * (v1 - v2), (e1 - e2) * (v1 - v0)
         vertex = e1 - 0.5 * _ratio((e1 - e0) * a - (e1 - e2) * b, a - b, xp)
-        left = _ratio(v0 - at(value, -2), e0 - at(e, -2), xp)
-        right = _ratio(at(value, 2) - v2, at(e, 2) - e2, xp)
-        meeting = e0 + _ratio(v2 - v0 - right * (e2 - e0), left - right, xp)
-        inside = lambda guess: xp.where((guess > e0) & (guess < e2), guess, e1)
+        rise = _ratio(v0 - at(value, left - 1), e0 - at(e, left - 1), xp)
+        rise_right = _ratio(at(value, right + 1) - v2, at(e, right + 1) - e2, xp)
+        meeting = e0 + _ratio(v2 - v0 - rise_right * (e2 - e0), rise - rise_right, xp)
+        apart = 1e-3 * (e2 - e0)  # two points too close would close the bracket by rounding
+        inside = lambda g: xp.where((g > e0 + apart) & (g < e2 - apart) & (abs(g - e1) > apart), g, e1)
         return e0, e2, e1, inside(vertex), inside(meeting)
 
     def values(e):
