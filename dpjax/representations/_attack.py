@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from dpjax import _validate, accounting, composition
 from dpjax.mechanisms import Adjacency, Mechanism
-from dpjax.representations._tradeoff import SWAPPED, is_traced, require
+from dpjax.representations._question import SWAPPED, is_traced, require
 
 _STEPS = np.array([-3.0, -2.0, -1.0, 1.0, 2.0, 3.0])
 _WEIGHTS = np.array([-1.0, 9.0, -45.0, 45.0, -9.0, 1.0]) / 60  # of the first derivative

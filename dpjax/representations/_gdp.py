@@ -19,8 +19,9 @@ from jax import lax
 from jax.scipy.special import ndtri
 
 from dpjax import accounting, composition
-from dpjax.mechanisms import Adjacency, Composed, ComposedOver, Gaussian, Mechanism, PoissonSampled, SelfComposed
-from dpjax.representations._tradeoff import SWAPPED, is_traced, require
+from dpjax.mechanisms import Adjacency, Gaussian, Mechanism, PoissonSampled
+from dpjax.pairs import directions
+from dpjax.representations._question import SWAPPED, is_traced, members, require
 
 _START = 96
 _SPLITS = 32  # cells split in a round
@@ -75,50 +76,43 @@ def gdp_mu(mechanism: Mechanism, *, adjacency: Adjacency = Adjacency.ADD_OR_REMO
     return value if traced else np.asarray(value)[()]
 
 
-def _members(record: Mechanism) -> list:
-    if isinstance(record, Composed):
-        return [m for member in record.mechanisms for m in _members(member)]
-    if isinstance(record, SelfComposed | ComposedOver):
-        return _members(record.mechanism)
-    return [record]
-
-
 def _gaussian_family(record: Mechanism) -> bool:
     sampled = lambda m: isinstance(m, PoissonSampled) and sampled(m.mechanism) or isinstance(m, Gaussian)
-    return all(map(sampled, _members(record)))
+    return all(map(sampled, members(record)))
 
 
 def _unsampled(mechanism: Mechanism, adjacency: Adjacency, shape: tuple) -> Any:
     """sqrt of the sum of (sensitivity / noise)^2 over what sees a record at all."""
-    # refuses what has no analysis, and invalid numbers
-    probe = accounting.delta(mechanism, 0.0, adjacency=adjacency)
     traced = is_traced(mechanism)
     xp = jnp if traced else np
     laid = composition.layout(mechanism, xp.zeros(shape))
     record = jax.tree.unflatten(laid.structure, [xp.asarray(x) for x in laid.leaves])
     lanes = int(np.prod(shape, dtype=int))
     squared = 4.0 if adjacency is Adjacency.REPLACE_ONE else 1.0  # of the sensitivity
+    for direction in directions(adjacency):  # refuses what has no analysis
+        composition.problem(laid.structure, tuple(xp.asarray(x) for x in laid.leaves), direction)
     total = xp.zeros((lanes,))
     with np.errstate(all="ignore"):
         for member, count in composition._terms(record, xp.ones((lanes,))):
-            used = count > 0
+            used, valid = count > 0, count >= 0
             while isinstance(member, PoissonSampled):
-                used, member = used & (member.sampling_probability > 0), member.mechanism
+                q, member = member.sampling_probability, member.mechanism
+                used, valid = used & (q > 0), valid & (q >= 0) & (q <= 1)
             sigma = member.noise_multiplier  # type: ignore[attr-defined]
-            bare, used = xp.broadcast_arrays(sigma == 0, used)
-            each = xp.where(used, xp.where(bare, xp.inf, count * squared / xp.where(sigma == 0, 1.0, sigma) ** 2), 0.0)
+            each = xp.where(sigma > 0, count * squared / xp.where(sigma > 0, sigma, 1.0) ** 2, xp.inf)
+            each = xp.where(used, each, 0.0) + xp.where(valid & (sigma >= 0), 0.0, xp.nan) * sigma
             total = total + xp.sum(each.reshape((lanes, -1)), 1)
     some = total > 0
     unit = float(np.finfo(np.float64 if xp is np else jnp.result_type(float)).eps)
-    mu = xp.where(some, xp.sqrt(xp.where(some, total, 1.0)), 0.0) * (1 + 8 * unit)
-    mu = xp.where(xp.isnan(probe), xp.nan, mu.reshape(shape))
+    mu = xp.where(some, xp.sqrt(xp.where(some, total, 1.0)), total) * (1 + 8 * unit)
+    mu = mu.reshape(shape)
     return mu if traced else np.asarray(mu)[()]
 
 
 def _largest(mechanism: Mechanism, end: Any, adjacency: Adjacency, xp: Any) -> Any:
     """The certified mu of the losses in [0, end]."""
     pad = (1,) * np.ndim(end)
-    unit = np.concatenate([[0.0], np.geomspace(1e-5, 1.0, _START)]).reshape((-1, *pad))
+    unit = np.concatenate([[0.0], np.geomspace(1e-3, 1.0, _START)]).reshape((-1, *pad))
     ask = lambda e: xp.asarray(accounting.delta(mechanism, e, adjacency=adjacency))
     e = lax.stop_gradient(end) * unit.astype(end.dtype) if xp is jnp else end * unit
     d = ask(e)
@@ -147,7 +141,7 @@ def _of_cells(e: Any, d: Any, xp: Any) -> Any:
     x = x * (1 - 64 * unit * (1 + xp.abs(a)))
     power = xp.minimum(power * (1 + 8 * unit), 1.0)
     asked = _quantile(power, xp) - _quantile(x, xp)
-    asked = asked * (1 + 1e-12) + 1e-15
+    asked = asked * (1 + 256 * unit) + 8 * unit
     return xp.where((b <= a) | none, 0.0, xp.where(x > 0, xp.maximum(asked, 0.0), xp.inf))
 
 

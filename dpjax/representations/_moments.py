@@ -247,3 +247,27 @@ def _of_law(law: Law, s: Any) -> jax.Array:
     there = moment > 0
     whole = (m + jnp.log(jnp.where(there, moment, 1.0)) - 64 * _UNIT) / t
     return jnp.where(negative & there, jnp.minimum(sharp, whole), sharp)
+
+
+def transform(law: Law, t: Any) -> tuple[jax.Array, jax.Array]:
+    """(log modulus, argument in [-pi, pi]) of E_P exp(i t L) over finite losses, an estimate, at a scalar t.
+
+    Each cell's mass sits at the log of its ratio of masses, which lies in the cell: exact for atoms.
+    """
+    finite = as_finite(law)
+    if finite is not None:
+        mass, loss = finite.p, finite.loss
+    else:
+        up, down = lax.stop_gradient(_place(lax.stop_gradient(law), 0.0))
+        tails = law.tails(jnp.concatenate([-down[:0:-1], up]))
+        # from the side on which tails are small
+        upper = jnp.arange(tails.p_above.size) >= down.size - 1
+        falls = lambda above, below: jnp.where(upper[:-1], above[:-1] - above[1:], below[1:] - below[:-1])
+        p, q = falls(tails.p_above, tails.p_below), falls(tails.q_above, tails.q_below)
+        p = jnp.concatenate([tails.p_below[:1], p, tails.p_above[-1:]])
+        q = jnp.concatenate([tails.q_below[:1], q, tails.q_above[-1:]])
+        both = (p > 0) & (q > 0)
+        mass = jnp.where(both, p, 0.0)
+        loss = jnp.where(both, jnp.log(jnp.where(both, p, 1.0)) - jnp.log(jnp.where(both, q, 1.0)), 0.0)
+    real, imaginary = jnp.sum(mass * jnp.cos(t * loss)), jnp.sum(mass * jnp.sin(t * loss))
+    return 0.5 * jnp.log(real**2 + imaginary**2), jnp.arctan2(imaginary, real)

@@ -22,30 +22,12 @@ from jax.typing import ArrayLike
 
 from dpjax import _validate, accounting, composition
 from dpjax.mechanisms import Adjacency, Mechanism
+from dpjax.representations._question import SWAPPED, is_traced, require
 
-SWAPPED = {
-    Adjacency.ADD_OR_REMOVE_ONE: Adjacency.ADD_OR_REMOVE_ONE,
-    Adjacency.REPLACE_SPECIAL: Adjacency.REPLACE_SPECIAL,
-    Adjacency.REPLACE_ONE: Adjacency.REPLACE_ONE,
-    Adjacency.ADD: Adjacency.REMOVE,
-    Adjacency.REMOVE: Adjacency.ADD,
-}
 _FIRST = np.concatenate([[0.0], np.geomspace(1e-6, 1.0, 27)])  # in units of the largest threshold that may help
 _INNER = 8  # points between the ends of a bracket
 _ROUNDS = 7
 _ROUGH = 1e-8  # relative tolerance on delta while searching
-
-
-def is_traced(mechanism: Mechanism, *numbers: Any) -> bool:
-    return any(_validate.is_traced(x) for x in (*jax.tree.leaves(mechanism), *numbers))
-
-
-def require(mechanism: Any, adjacency: Any) -> None:
-    """Raises TypeError or ValueError unless these are a mechanism and an adjacency."""
-    if not isinstance(mechanism, Mechanism):
-        raise TypeError(f"mechanism must be a dpjax mechanism; got {mechanism!r}.")
-    _validate.one_of("adjacency", adjacency, tuple(Adjacency))
-    composition.check(mechanism)
 
 
 def tradeoff(
@@ -112,8 +94,8 @@ def _rates(mechanism: Mechanism, false_positive_rate: Any, adjacency: Adjacency)
     x = jnp.broadcast_to(jnp.asarray(x), shape)
     steep, e = _search(*lax.stop_gradient((mechanism, x)), adjacency, jnp)
     rates = _at(mechanism, x, steep, e, adjacency, jnp)
-    valid = (x >= 0) & (x <= 1)
-    return tuple(_first_order(jnp.where(valid, r, jnp.nan * x)) for r in rates)
+    poison = jnp.where((x >= 0) & (x <= 1), 0.0, jnp.nan) * x
+    return tuple(_first_order(r + poison) for r in rates)
 
 
 def _unit(xp: Any) -> float:
