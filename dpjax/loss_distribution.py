@@ -97,7 +97,7 @@ def _ask(function, mechanism, name, x, under, adjacency) -> tuple:
     number = _validate.number(name, x)
     _validate.in_range(name, number)
     composition.check(mechanism)
-    function = _through_law(mechanism, function)
+    function = _through_law(mechanism, function, adjacency)
     laid = composition.layout(mechanism, number)
     question = _Question(laid.structure, adjacency, under)
     args = (*laid.leaves, laid.given)
@@ -108,15 +108,15 @@ def _ask(function, mechanism, name, x, under, adjacency) -> tuple:
     return tuple(a.reshape(laid.shape)[()] for a in flat)
 
 
-def _through_law(mechanism: Mechanism, function: Any) -> Any:
+def _through_law(mechanism: Mechanism, function: Any, direction: Adjacency) -> Any:
     """``function``, or its counterpart that needs no more than laws."""
-    members = members(mechanism)
+    inside = members(mechanism)
     sampled = lambda m: isinstance(m, PoissonSampled) and isinstance(m.mechanism, Gaussian)
-    gaussian = all(isinstance(m, Gaussian) or sampled(m) for m in members)
-    single = members == [mechanism]
+    gaussian = all(isinstance(m, Gaussian) or sampled(m) for m in inside)
+    single = len(inside) == 1 and inside[0] is mechanism
     if function is _characteristic:
         return function if gaussian else _characteristic_of_laws
-    if single and not gaussian:
+    if single and (not gaussian or isinstance(mechanism, PoissonSampled) and direction is not Adjacency.REPLACE_ONE):
         return _distribution_of_law
     if not gaussian:
         raise NotImplementedError(
@@ -150,7 +150,20 @@ def _distribution_of_law(question: _Question, *args: jax.Array) -> tuple:
         law = loss_law(member, direction)
         return (law if question.under == "P" else reverse(law)).tails(x).p_below
 
-    value = jax.vmap(one)(record, loss)
+    if not (isinstance(record, PoissonSampled) and isinstance(record.mechanism, Gaussian)):
+        value = jax.vmap(one)(record, loss)
+        return value, value
+    # exact limits: nothing seen, or a batch without noise
+    q, sigma = record.sampling_probability, record.mechanism.noise_multiplier
+    hidden, bare = (q == 0) | jnp.isinf(sigma), (sigma == 0) & (q > 0)
+    limit = hidden | bare
+    safe = PoissonSampled(jnp.where(limit, 0.5, q), Gaussian(jnp.where(limit, 1.0, sigma)))
+    edge = -jnp.log1p(-jnp.where(bare, q, 0.5))
+    first = (direction is Adjacency.REMOVE) == (question.under == "P")
+    given_away = jnp.where(loss >= -edge, 1 - q, 0.0) if first else jnp.where(loss >= edge, 1.0, 0.0)
+    value = jnp.where(bare, given_away, jnp.where(loss >= 0, 1.0, 0.0))
+    value = jnp.where(limit, value, jax.vmap(one)(safe, loss))
+    value = jnp.where((q >= 0) & (q <= 1) & (sigma >= 0), value, jnp.nan)
     return value, value
 
 

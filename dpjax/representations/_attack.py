@@ -101,7 +101,9 @@ def attack_rates(mechanism: Mechanism, *, prior: ArrayLike, adjacency: Adjacency
     tau = xp.log1p(-prior) - xp.log(prior)
     delta = accounting.delta(mechanism, tau, adjacency=adjacency)
     # delta's error by that of tau, whose slope in tau is at most exp(tau)
-    accuracy = xp.minimum((1 - prior + prior * delta) * (1 + 16 * unit * (1 + abs(lax.stop_gradient(tau) if traced else tau))), 1.0)
+    accuracy = xp.minimum(
+        (1 - prior + prior * delta) * (1 + 16 * unit * (1 + abs(lax.stop_gradient(tau) if traced else tau))), 1.0
+    )
     fpr = _false_positives(mechanism, tau, adjacency, xp)
     tpr = xp.minimum(delta + xp.exp(tau) * fpr, 1.0)
     called = prior * tpr + (1 - prior) * fpr

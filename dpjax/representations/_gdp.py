@@ -70,7 +70,9 @@ def gdp_mu(mechanism: Mechanism, *, adjacency: Adjacency = Adjacency.ADD_OR_REMO
         failing = xp.asarray(accounting.delta(mechanism, zero + xp.inf, adjacency=direction)) > 0
         bounded = end < xp.inf
         if not traced and np.any(~bounded & ~failing):
-            raise NotImplementedError(f"No mu is known for {mechanism!r}: its losses are unbounded, and not only Gaussian.")
+            raise NotImplementedError(
+                f"No mu is known for {mechanism!r}: its losses are unbounded, and not only Gaussian."
+            )
         found = _largest(mechanism, xp.where(bounded, end, 1.0), direction, xp)
         value = xp.maximum(value, xp.where(bounded & ~failing, found, xp.inf))
     return value if traced else np.asarray(value)[()]
@@ -96,7 +98,8 @@ def _unsampled(mechanism: Mechanism, adjacency: Adjacency, shape: tuple) -> Any:
         for member, count in composition._terms(record, xp.ones((lanes,))):
             used, valid = count > 0, count >= 0
             while isinstance(member, PoissonSampled):
-                q, member = member.sampling_probability, member.mechanism
+                q: Any = member.sampling_probability
+                member = member.mechanism
                 used, valid = used & (q > 0), valid & (q >= 0) & (q <= 1)
             sigma = member.noise_multiplier  # type: ignore[attr-defined]
             each = xp.where(sigma > 0, count * squared / xp.where(sigma > 0, sigma, 1.0) ** 2, xp.inf)

@@ -35,7 +35,9 @@ CELLS = 4096
 _SHORT = 1 - 0.5 ** np.arange(1, 48)  # close to the end of a bounded loss
 _REACH = np.concatenate([[0.0], np.geomspace(1e-10, 1e6, CELLS - _SHORT.size)])
 _HALF = CELLS // 2
-_COARSE = np.sort(np.concatenate([[0.0], np.geomspace(1e-9, 1.0, CELLS - _HALF), np.arange(1, _HALF + 1) / (_HALF + 1)]))
+_COARSE = np.sort(
+    np.concatenate([[0.0], np.geomspace(1e-9, 1.0, CELLS - _HALF), np.arange(1, _HALF + 1) / (_HALF + 1)])
+)
 _GAUSS, _WEIGHT = (0.5 * (np.polynomial.legendre.leggauss(8)[0] + 1), 0.5 * np.polynomial.legendre.leggauss(8)[1])
 _WIDEST = 2.0  # (1 + |s|) times the width of a cell, up to which eight nodes integrate its weights to rounding
 _UNIT = 2.3e-16

@@ -18,6 +18,7 @@ SWAPPED = {
     Adjacency.REMOVE: Adjacency.ADD,
 }
 
+
 def is_traced(mechanism: Mechanism, *numbers: Any) -> bool:
     """Whether any number in the question has no concrete value."""
     return any(_validate.is_traced(x) for x in (*jax.tree.leaves(mechanism), *numbers))

@@ -35,9 +35,7 @@ class _Question(NamedTuple):
     adjacency: Adjacency
 
 
-def renyi(
-    mechanism: Mechanism, order: ArrayLike, *, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
-) -> Any:
+def renyi(mechanism: Mechanism, order: ArrayLike, *, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE) -> Any:
     """The Renyi divergence of ``mechanism`` at a real order, from above.
 
     Args:
@@ -63,7 +61,7 @@ def renyi(
     Example:
       >>> import dpjax
       >>> print(f"{dpjax.renyi(dpjax.dpsgd(1.0, 0.01, 1000), 10.0):.4f}")
-      2.0053
+      38.2704
       >>> print(f"{dpjax.renyi(dpjax.PureDP(1.0), 0.5):.10f}")
       0.2402290139
     """
@@ -115,7 +113,7 @@ def _answer(question: _Question, *args: jax.Array) -> tuple:
     return value, value
 
 
-def _each(record: Mechanism, order: jax.Array, direction: Adjacency) -> jax.Array:
+def _each(record: Any, order: jax.Array, direction: Adjacency) -> jax.Array:
     """One run's divergence, (lanes, *schedule axes); NaN where a field is out of range."""
     axes = jax.tree.leaves(event_axes(record))
     leaves, structure = jax.tree.flatten(record)
@@ -126,11 +124,12 @@ def _each(record: Mechanism, order: jax.Array, direction: Adjacency) -> jax.Arra
     order = jnp.broadcast_to(order.reshape(order.shape + (1,) * (len(shape) - 1)), shape)
     if isinstance(record, Gaussian):
         return _gaussian(record.noise_multiplier, order, direction)
-    sigma = rate = None
+    sigma: Any = None
+    rate: Any = None
     if isinstance(record, PoissonSampled):
         rate = record.sampling_probability
         sampled = (rate > 0) & (rate <= 1)
-        inner = record.mechanism
+        inner: Any = record.mechanism
         if isinstance(inner, Gaussian):
             sigma = inner.noise_multiplier
             inner = Gaussian.__new__(Gaussian)
@@ -161,7 +160,7 @@ def _each(record: Mechanism, order: jax.Array, direction: Adjacency) -> jax.Arra
     return jnp.where((rate >= 0) & (rate <= 1), found, jnp.nan)
 
 
-def _gaussian(sigma: jax.Array, order: jax.Array, direction: Adjacency) -> jax.Array:
+def _gaussian(sigma: Any, order: jax.Array, direction: Adjacency) -> jax.Array:
     squared = 4.0 if direction is Adjacency.REPLACE_ONE else 1.0  # of the sensitivity
     noisy = sigma > 0
     safe = jnp.where(noisy, sigma, 1.0)
@@ -199,9 +198,9 @@ def _law(record: Any, direction: Adjacency, order: Any) -> Law:
     """The law of one run, of claims too: their worst pairs have the largest divergence."""
     if not isinstance(record, PARAMETRIC):
         return loss_law(record, direction)
-    eps = record.epsilon
+    eps: Any = record.epsilon
     if isinstance(record, BoundedRange):
-        t = _worst(eps, order - 1) if record.t is None else record.t
+        t: Any = _worst(eps, order - 1) if record.t is None else record.t
         some = eps > 0
         safe = jnp.where(some, eps, 1.0)
         top = jnp.where(some, t, 0.5)
