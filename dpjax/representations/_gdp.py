@@ -92,7 +92,8 @@ def _unsampled(mechanism: Mechanism, adjacency: Adjacency, shape: tuple) -> Any:
     lanes = int(np.prod(shape, dtype=int))
     squared = 4.0 if adjacency is Adjacency.REPLACE_ONE else 1.0  # of the sensitivity
     for direction in directions(adjacency):  # refuses what has no analysis
-        composition.problem(laid.structure, tuple(xp.asarray(x) for x in laid.leaves), direction)
+        with np.errstate(all="ignore"):
+            composition.problem(laid.structure, tuple(xp.asarray(x) for x in laid.leaves), direction)
     total = xp.zeros((lanes,))
     with np.errstate(all="ignore"):
         for member, count in composition._terms(record, xp.ones((lanes,))):
@@ -120,15 +121,15 @@ def _largest(mechanism: Mechanism, end: Any, adjacency: Adjacency, xp: Any) -> A
     e = lax.stop_gradient(end) * unit.astype(end.dtype) if xp is jnp else end * unit
     d = ask(e)
     for _ in range(_ROUNDS if xp is np else 1):
-        worst = xp.argsort(-lax.stop_gradient(_of_cells(e, d, xp)) if xp is jnp else -_of_cells(e, d, xp), axis=0)
-        worst = worst[:_SPLITS]
+        asked = _of_cells(e, d, xp)
+        asked = asked if xp is np else lax.stop_gradient(asked)
+        worst = xp.argsort(-asked, axis=0)[:_SPLITS]
         at = lambda k, e=e, worst=worst: xp.take_along_axis(e, worst + k, axis=0)
         new = 0.5 * (at(0) + at(1))
         e, d = xp.concatenate([e, new]), xp.concatenate([d, ask(new)])
         order = xp.argsort(e, axis=0)
-        before = xp.max(_of_cells(e, d, xp), axis=0) if xp is np else None
         e, d = (xp.take_along_axis(a, order, axis=0) for a in (e, d))
-        if before is not None and np.all(np.max(_of_cells(e, d, np), axis=0) > before * (1 - 1e-9)):
+        if xp is np and np.all(np.max(_of_cells(e, d, np), axis=0) >= np.max(asked, axis=0) * (1 - 1e-9)):
             break
     return xp.max(_of_cells(e, d, xp), axis=0)
 
@@ -143,7 +144,7 @@ def _of_cells(e: Any, d: Any, xp: Any) -> Any:
     x, power = xp.exp(-a) * scaled, xp.minimum(d[:-1] + scaled, 1.0)
     x = x * (1 - 64 * unit * (1 + xp.abs(a)))
     power = xp.minimum(power * (1 + 8 * unit), 1.0)
-    asked = _quantile(power, xp) - _quantile(x, xp)
+    asked = _quantile(power, xp) - _quantile(xp.where(x > 0, x, 0.5), xp)
     asked = asked * (1 + 256 * unit) + 8 * unit
     return xp.where((b <= a) | none, 0.0, xp.where(x > 0, xp.maximum(asked, 0.0), xp.inf))
 
