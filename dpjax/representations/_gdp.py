@@ -104,7 +104,7 @@ def _unsampled(mechanism: Mechanism, adjacency: Adjacency, shape: tuple) -> Any:
                 used, valid = used & (q > 0), valid & (q >= 0) & (q <= 1)
             sigma = member.noise_multiplier  # type: ignore[attr-defined]
             each = xp.where(sigma > 0, count * squared / xp.where(sigma > 0, sigma, 1.0) ** 2, xp.inf)
-            each = xp.where(used, each, 0.0) + xp.where(valid & (sigma >= 0), 0.0, xp.nan) * sigma
+            each = xp.where(used, each, 0.0) + xp.where(valid & (sigma >= 0), 0.0, xp.nan)
             total = total + xp.sum(each.reshape((lanes, -1)), 1)
     some = total > 0
     unit = float(np.finfo(np.float64 if xp is np else jnp.result_type(float)).eps)

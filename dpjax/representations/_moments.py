@@ -60,8 +60,11 @@ def as_finite(law: Law) -> FiniteLaw | None:
         mass = jnp.where(part, f.q_bottom, 0.0)
         first = lambda a, b: jnp.concatenate([jnp.reshape(a, (1,)), b])
         p = (1 - law.rate) * f.q + law.rate * f.p
+        near = f.loss > -1.0
+        close = jnp.log1p(law.rate * jnp.expm1(jnp.where(near, f.loss, 0.0)))
+        mixed = jnp.where(near, close, jnp.log((1 - law.rate) + law.rate * jnp.exp(jnp.where(near, 0.0, f.loss))))
         return FiniteLaw(
-            first(loss, jnp.log1p(law.rate * jnp.expm1(f.loss))), first((1 - law.rate) * mass, p), first(mass, f.q),
+            first(loss, mixed), first((1 - law.rate) * mass, p), first(mass, f.q),
             law.rate * f.p_top, f.q_bottom - mass, 0.0,
         )  # fmt: skip
     return None
@@ -72,6 +75,7 @@ def divergence(law: Law, order: Any) -> jax.Array:
     last = jnp.isinf(order)
     s = jnp.where(last, 1.0, order - 1)
     finite = as_finite(law)
+    law = law if finite is None else finite
     value = _of_atoms(finite, s) if finite is not None else _of_law(law, s)
     value = jnp.where((law.p_infinite() > 0) & (s >= 0), jnp.inf, value)
     largest = jnp.where(law.p_infinite() > 0, jnp.inf, jnp.maximum(law.support()[1], 0.0))
@@ -95,7 +99,7 @@ def _from_area(s: Any, log_area: Any) -> jax.Array:
 
 def _of_atoms(law: FiniteLaw, s: Any) -> jax.Array:
     """Exact sums, rounded up."""
-    s = jnp.where(jnp.abs(s) < 1e-12, 1e-12, s)
+    s = jnp.where(jnp.abs(s) < 1e-14, 1e-14, s)
     rounding = 1 + _UNIT * (64 + 2 * law.loss.shape[-1])
     # below -1/2 the terms cancel: there the reversed pair's are the same sum
     flip = s < -0.5
