@@ -130,13 +130,15 @@ class MixedLaw(Law):
 
     def log_moment_above(self, s, x):
         # with the base's ratio r = exp(L) the mixture's is r (rate + (1 - rate) / r), and L > base here
-        base, there = self._base(x)
+        found = self._base(x)
+        base, there = found[0], found[-1]
         shrunk = jnp.log(self.rate + (1 - self.rate) * jnp.exp(-base))
         return jnp.where(there, (1 + s) * shrunk + self.law.log_moment_above(s, base), jnp.inf)
 
     def log_moment_below(self, s, x):
         # the mixture's ratio is at least 1 - rate, and at least rate r
-        base, there = self._base(x)
+        found = self._base(x)
+        base, there = found[0], found[-1]
         through = jnp.where(there, (1 + s) * jnp.log(self.rate) + self.law.log_moment_below(s, base), jnp.inf)
         return jnp.minimum(super().log_moment_below(s, x), through)
 
