@@ -158,7 +158,12 @@ class GaussianMixtureLaw(Law):
         moves = self._moves()
         d = jnp.where(moves, self.distance, 1.0)
         first = jnp.min(jnp.where(moves, jnp.asarray(x)[..., None] / d + 0.5 * d, jnp.inf), -1)
-        return self._log_powers(s, first, 1.0)
+        # above z the other components fall behind the farthest
+        top, z = jnp.max(self.distance), jnp.clip(first, -1e100, 1e100)
+        behind = (self.distance - top) * (z[..., None] - 0.5 * (self.distance + top))
+        share = jnp.log(jnp.sum(self.weight * jnp.exp(jnp.minimum(behind, 600.0)), -1))
+        sharp = (1 + s) * share + 0.5 * s * (1 + s) * top**2 + log_ndtr((1 + s) * top - z)
+        return jnp.minimum(self._log_powers(s, first, 1.0), sharp)
 
     def log_moment_below(self, s, x):
         moves = self._moves()

@@ -60,8 +60,8 @@ def renyi(mechanism: Mechanism, order: ArrayLike, *, adjacency: Adjacency = Adja
 
     Example:
       >>> import dpjax
-      >>> print(f"{dpjax.renyi(dpjax.dpsgd(1.0, 0.01, 1000), 10.0):.4f}")
-      38.2704
+      >>> print(f"{dpjax.renyi(dpjax.Gaussian(2.0) * 10, 1.5):.4f}")
+      1.8750
       >>> print(f"{dpjax.renyi(dpjax.PureDP(1.0), 0.5):.10f}")
       0.2402290139
     """
@@ -105,11 +105,11 @@ def _answer(question: _Question, *args: jax.Array) -> tuple:
         value = jnp.where(other > value, other, value)
     value = value + lax.stop_gradient(jnp.where(jnp.isfinite(value), value, 0.0)) * 2.3e-15
     # an invalid argument poisons every derivative, not only the value
+    rows = [x.reshape(x.shape[0], -1) for x in args]
+    for x in rows:
+        valid = valid & ~jnp.any(jnp.isnan(x), 1)
     poison = jnp.where(valid, 0.0, jnp.nan)
-    for x in args:
-        valid_entries = jnp.where(jnp.isfinite(x), x, 0.0).reshape(x.shape[0], -1)
-        value = value + poison * jnp.sum(valid_entries, 1)
-        value = jnp.where(jnp.any(jnp.isnan(x).reshape(x.shape[0], -1), 1), jnp.nan, value)
+    value = value + sum(poison * jnp.sum(jnp.where(jnp.isinf(x), 0.0, x), 1) for x in rows)
     return value, value
 
 

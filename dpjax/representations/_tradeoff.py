@@ -75,7 +75,7 @@ def true_positive_rate(
     Example:
       >>> import dpjax
       >>> print(f"{dpjax.true_positive_rate(dpjax.Gaussian(1.0), 1e-100):.6e}")
-      1.110914e-91
+      1.103089e-91
     """
     return _rates(mechanism, false_positive_rate, adjacency)[1]
 
