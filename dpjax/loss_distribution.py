@@ -154,7 +154,8 @@ def _distribution_of_law(question: _Question, *args: jax.Array) -> tuple:
         value = jax.vmap(one)(record, loss)
         return value, value
     # exact limits: nothing seen, or a batch without noise
-    q, sigma = record.sampling_probability, record.mechanism.noise_multiplier
+    q: Any = record.sampling_probability
+    sigma: Any = record.mechanism.noise_multiplier
     hidden, bare = (q == 0) | jnp.isinf(sigma), (sigma == 0) & (q > 0)
     limit = hidden | bare
     safe = PoissonSampled(jnp.where(limit, 0.5, q), Gaussian(jnp.where(limit, 1.0, sigma)))
