@@ -56,10 +56,18 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax.mechanisms import ShuffledBatches as ShuffledBatches
     from dpjax.mechanisms import TruncatedPoissonSampled as TruncatedPoissonSampled
     from dpjax.mechanisms import dpsgd as dpsgd
+    from dpjax.representations import AttackRates as AttackRates
+    from dpjax.representations import advantage as advantage
+    from dpjax.representations import attack_rates as attack_rates
+    from dpjax.representations import gdp_mu as gdp_mu
+    from dpjax.representations import renyi as renyi
+    from dpjax.representations import tradeoff as tradeoff
+    from dpjax.representations import true_positive_rate as true_positive_rate
 
 _HOME = {  # None: the name is that of a module
     "Adjacency": "mechanisms",
     "ApproximateDP": "mechanisms",
+    "AttackRates": "representations",
     "BoundedRange": "mechanisms",
     "Bounds": "accounting",
     "Composed": "mechanisms",
@@ -89,6 +97,8 @@ _HOME = {  # None: the name is that of a module
     "TruncatedPoissonSampled": "mechanisms",
     "ZCDP": "mechanisms",
     "adaptive": None,
+    "advantage": "representations",
+    "attack_rates": "representations",
     "bounded_range": None,
     "characteristic_function": "loss_distribution",
     "conversions": None,
@@ -97,9 +107,13 @@ _HOME = {  # None: the name is that of a module
     "dpsgd": "mechanisms",
     "epsilon": "accounting",
     "epsilon_bounds": "accounting",
+    "gdp_mu": "representations",
     "log_delta": "accounting",
     "privacy_loss_cdf": "loss_distribution",
     "pure_dp": None,
+    "renyi": "representations",
+    "tradeoff": "representations",
+    "true_positive_rate": "representations",
 }
 __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 
 from dpjax._pytree import node
 
+TINY = 1e-290  # a mass that underflows is at most this
+
 
 class Tails(NamedTuple):
     """The masses of the finite losses on both sides of x; the four have the shape of x.
@@ -69,6 +71,22 @@ class Law:
         t = self.tails(x)
         return self.q_infinite() + jnp.maximum(t.q_below - jnp.exp(-x) * t.p_below, 0.0)
 
+    def log_moment_above(self, s: Any, x: Any) -> jax.Array:
+        """A bound on log E_P[exp(s L); x < L < inf] for s >= 0; infinite where none is known."""
+        _, high = self.support()
+        seen = jnp.log(jnp.maximum(self.tails(x).p_above, TINY))
+        top = jnp.where(high < jnp.inf, high, 0.0)
+        bound = jnp.where(high < jnp.inf, s * top + seen, jnp.inf)
+        return jnp.where(x >= high, -jnp.inf, bound)
+
+    def log_moment_below(self, s: Any, x: Any) -> jax.Array:
+        """A bound on log E_P[exp(s L); -inf < L <= x] for s <= -1; infinite where none is known."""
+        low, _ = self.support()
+        seen = jnp.log(jnp.maximum(self.tails(x).q_below, TINY))
+        bottom = jnp.where(low > -jnp.inf, low, 0.0)
+        bound = jnp.where(low > -jnp.inf, (1 + s) * bottom + seen, jnp.inf)
+        return jnp.where(x < low, -jnp.inf, bound)
+
 
 @node
 class Reversed(Law):
@@ -98,6 +116,12 @@ class Reversed(Law):
 
     def profile_below(self, x):
         return self.law.profile(-x)
+
+    def log_moment_above(self, s, x):
+        return self.law.log_moment_below(-1 - s, -x)
+
+    def log_moment_below(self, s, x):
+        return self.law.log_moment_above(-1 - s, -x)
 
 
 def reverse(law: Law) -> Law:

@@ -189,3 +189,17 @@ class DiscreteGaussianLaw(Law):
 
     def profile_below(self, x):
         return self.profile(-x)
+
+    def log_moment_above(self, s, x):
+        # p^(1+s) q^-s is a Gaussian around (1 + s) move, whose sum over all integers is at most that around one of them
+        first = x * self.sigma**2 / self.move + 0.5 * self.move  # a real number: the outcomes counted are beyond it
+        away = (first - (1 + s) * self.move) / self.sigma
+        beyond = away > 0  # of the top, from where on the terms fall
+        away = jnp.where(beyond, away, 0.0)
+        terms = jnp.logaddexp(-0.5 * away**2, jnp.log(_SQRT_2PI * self.sigma) + log_ndtr(-away))
+        share = jnp.minimum(terms - jnp.log(jnp.maximum(1.0, _SQRT_2PI * self.sigma)), 0.0)
+        share = jnp.where(beyond, share, 0.0)
+        return 0.5 * s * (1 + s) * (self.move / self.sigma) ** 2 + share
+
+    def log_moment_below(self, s, x):
+        return self.log_moment_above(-1 - s, -x)

@@ -27,3 +27,9 @@ class GaussianLaw(Law):
 
     def profile_below(self, x):
         return self.profile(-x)
+
+    def log_moment_above(self, s, x):
+        return 0.5 * s * (1 + s) * self.mu**2 + log_ndtr((0.5 + s) * self.mu - x / self.mu)
+
+    def log_moment_below(self, s, x):
+        return 0.5 * s * (1 + s) * self.mu**2 + log_ndtr(x / self.mu - (0.5 + s) * self.mu)

@@ -152,6 +152,34 @@ class GaussianMixtureLaw(Law):
         value = jnp.where(at.none, -jnp.expm1(jnp.where(at.none, -x, 0.0)), value)
         return nothing + jnp.where(at.all_, 0.0, value)
 
+    # A power of the mixture's ratio is at most the mixture of the powers: both powers here are convex.
+
+    def log_moment_above(self, s, x):
+        moves = self._moves()
+        d = jnp.where(moves, self.distance, 1.0)
+        first = jnp.min(jnp.where(moves, jnp.asarray(x)[..., None] / d + 0.5 * d, jnp.inf), -1)
+        # above z the other components fall behind the farthest
+        top, z = jnp.max(self.distance), jnp.clip(first, -1e100, 1e100)
+        behind = (self.distance - top) * (z[..., None] - 0.5 * (self.distance + top))
+        share = jnp.log(jnp.sum(self.weight * jnp.exp(jnp.minimum(behind, 600.0)), -1))
+        sharp = (1 + s) * share + 0.5 * s * (1 + s) * top**2 + log_ndtr((1 + s) * top - z)
+        return jnp.minimum(self._log_powers(s, first, 1.0), sharp)
+
+    def log_moment_below(self, s, x):
+        moves = self._moves()
+        d = jnp.where(moves, self.distance, 1.0)
+        last = jnp.max(jnp.where(moves, jnp.asarray(x)[..., None] / d + 0.5 * d, -jnp.inf), -1)
+        return jnp.minimum(super().log_moment_below(s, x), self._log_powers(s, last, -1.0))
+
+    def _log_powers(self, s, z, side):
+        """log E_Q of the mixture of the ratios' powers 1 + s, above z (side 1) or below it."""
+        d = self.distance
+        far = jnp.clip(z, -1e100, 1e100)
+        logs = 0.5 * s * (1 + s) * d**2 + log_ndtr(side * ((1 + s) * d - far[..., None]))
+        some = self.weight > 0
+        logs = jnp.where(some, logs + jnp.log(jnp.where(some, self.weight, 1.0)), -jnp.inf)
+        return jax.scipy.special.logsumexp(logs, -1)
+
 
 def gaussian_mixture(noise_multiplier: Any, sensitivities: Any, probabilities: Any) -> GaussianMixtureLaw:
     """Of probabilities that are divided by their sum; NaN if one is negative or the sum is off by more than 1e-5."""

@@ -128,6 +128,20 @@ class MixedLaw(Law):
         none = -jnp.expm1(-jnp.maximum(x, 0.0))
         return jnp.where(self.rate > 0, jnp.where(base.there, value, 0.0), none)
 
+    def log_moment_above(self, s, x):
+        # with the base's ratio r = exp(L) the mixture's is r (rate + (1 - rate) / r), and L > base here
+        found = self._base(x)
+        base, there = found[0], found[-1]
+        shrunk = jnp.log(self.rate + (1 - self.rate) * jnp.exp(-base))
+        return jnp.where(there, (1 + s) * shrunk + self.law.log_moment_above(s, base), jnp.inf)
+
+    def log_moment_below(self, s, x):
+        # the mixture's ratio is at least 1 - rate, and at least rate r
+        found = self._base(x)
+        base, there = found[0], found[-1]
+        through = jnp.where(there, (1 + s) * jnp.log(self.rate) + self.law.log_moment_below(s, base), jnp.inf)
+        return jnp.minimum(super().log_moment_below(s, x), through)
+
 
 def poisson_remove(rate: Any, base: Law) -> Law:
     """From the pair of the base mechanism in the remove direction."""

@@ -1,0 +1,41 @@
+"""What the queries of this package share: their arguments, and the two sides of a pair."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from dpjax import _validate, composition
+from dpjax.mechanisms import Adjacency, Composed, ComposedOver, Mechanism, SelfComposed
+
+# P and Q change places.
+SWAPPED = {
+    Adjacency.ADD_OR_REMOVE_ONE: Adjacency.ADD_OR_REMOVE_ONE,
+    Adjacency.REPLACE_SPECIAL: Adjacency.REPLACE_SPECIAL,
+    Adjacency.REPLACE_ONE: Adjacency.REPLACE_ONE,
+    Adjacency.ADD: Adjacency.REMOVE,
+    Adjacency.REMOVE: Adjacency.ADD,
+}
+
+
+def is_traced(mechanism: Mechanism, *numbers: Any) -> bool:
+    """Whether any number in the question has no concrete value."""
+    return any(_validate.is_traced(x) for x in (*jax.tree.leaves(mechanism), *numbers))
+
+
+def require(mechanism: Any, adjacency: Any) -> None:
+    """Raises TypeError or ValueError unless these are a mechanism and an adjacency."""
+    if not isinstance(mechanism, Mechanism):
+        raise TypeError(f"mechanism must be a dpjax mechanism; got {mechanism!r}.")
+    _validate.one_of("adjacency", adjacency, tuple(Adjacency))
+    composition.check(mechanism)
+
+
+def members(record: Mechanism) -> list[Mechanism]:
+    """The mechanisms that ``record`` composes."""
+    if isinstance(record, Composed):
+        return [m for member in record.mechanisms for m in members(member)]
+    if isinstance(record, SelfComposed | ComposedOver):
+        return members(record.mechanism)
+    return [record]
