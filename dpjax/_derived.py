@@ -41,7 +41,8 @@ def resolved(terms: Terms, direction: Adjacency) -> Terms:
             records.append(record)
             counts.append(count)
     if ranges:
-        epsilons = np.concatenate([np.broadcast_to(record.epsilon, count.shape) for record, count in ranges], 1)
+        each: Any = [np.broadcast_to(record.epsilon, count.shape) for record, count in ranges]  # type: ignore[attr-defined]
+        epsilons = np.concatenate(each, 1)
         times = np.concatenate([count for _, count in ranges], 1)
         records.append(_stack([_stack([_ranges(e, k)]) for e, k in zip(epsilons, times, strict=True)]))
         counts.append(np.ones((len(epsilons), 1)))
@@ -50,7 +51,10 @@ def resolved(terms: Terms, direction: Adjacency) -> Terms:
 
 def fixed(terms: Terms) -> Terms:
     """``terms`` with an adversary who plays the middle of every range: what it loses, an adaptive one loses, too."""
-    middle = lambda record: BoundedRange(record.epsilon, 0.5 * record.epsilon) if is_adaptive(record) else record
+
+    def middle(record: Any) -> Any:
+        return BoundedRange(record.epsilon, 0.5 * record.epsilon) if is_adaptive(record) else record
+
     return Terms(tuple(map(middle, terms.records)), terms.counts)
 
 
