@@ -22,6 +22,7 @@ TRACED_POINTS = 4  # of one under tracing, where the length cannot follow the qu
 _LEAST = 1024  # lengths are powers of 4: few programs
 _FEW = 8  # terms whose cells are held at once
 _TOGETHER = 1 << 19  # grid points of all lanes that are evaluated at once
+_WORK = 1 << 22  # grid points of all terms of one lane: a long schedule gets a coarser grid
 _PASSES = 3
 
 
@@ -76,19 +77,15 @@ def _grids(plans, *, n: int):
     return jax.vmap(lambda p: planning.grid(p, n))(plans)
 
 
+@partial(jax.jit, static_argnames="n")
+def _ends(stacked, counts, grids, *, n: int):
+    return jax.vmap(lambda c, count, grid: compose(c, count, grid, n))(stacked, counts, grids)
+
+
 @partial(jax.jit, static_argnames=("unknown", "n"))
-def _solutions(stacked, counts, grids, given, plans, *, unknown: str, n: int):
-    def one(c, count, grid, x, plan):
-        return solve(compose(c, count, grid, n), grid, x, plan, unknown, n)
-
-    return jax.vmap(one)(stacked, counts, grids, given, plans)
-
-
-@partial(jax.jit, static_argnames=("direction", "unknown", "n"))
-def _many(terms: Terms, given, plans, *, direction: Adjacency, unknown: str, n: int):
-    """Where the cells of all terms would not fit into memory."""
-    one = lambda lane: _from_laws(*lane, direction=direction, unknown=unknown, n=n)
-    return jax.lax.map(one, (terms, given, plans))
+def _answers(ends, grids, given, plans, *, unknown: str, n: int):
+    one = lambda end, grid, x, plan: solve(end, grid, x, plan, unknown, n)
+    return jax.vmap(one)(ends, grids, given, plans)
 
 
 def _from_laws(terms: Terms, given, plan, *, direction: Adjacency, unknown: str, n: int) -> Found:
@@ -130,19 +127,34 @@ def solve_traced(terms: Terms, given: Any, direction: Adjacency, unknown: str, t
 
 
 def _once(terms: Terms, given, plans, *, direction: Adjacency, unknown: str, n: int) -> Found:
-    """A part of the lanes on grids of ``n`` points."""
-    counts = np.concatenate(terms.counts, 1)
-    if counts.shape[1] > _FEW:
-        return _many(terms, given, plans, direction=direction, unknown=unknown, n=n)
+    """A part of the lanes on grids of ``n`` points; the cells of a few terms are held at once."""
     grids = _grids(plans, n=n)
-    start, stacked = 0, []
+    start, ends = 0, None
     for record, count in zip(terms.records, terms.counts, strict=True):
-        low = grids.low[:, start : start + count.shape[1]]
-        stacked.append(_cells(record, low, grids.spacing, direction=direction, n=n))
-        start += count.shape[1]
-    return _solutions(
-        _join(stacked, 1) if len(stacked) > 1 else stacked[0], counts, grids, given, plans, unknown=unknown, n=n
-    )
+        for first in range(0, count.shape[1], _FEW):
+            some = slice(first, first + _FEW)
+            part, times = jax.tree.map(lambda a, some=some: a[:, some], (record, count))
+            here = grids._replace(low=grids.low[:, start : start + times.shape[1]])
+            found = _ends(_cells(part, here.low, grids.spacing, direction=direction, n=n), times, here, n=n)
+            ends = found if ends is None else jax.tree.map(jnp.add, ends, found)
+            start += times.shape[1]
+    # what depends on the number of terms is not asked for any more
+    none = np.zeros((given.shape[0], 0))
+    plans, grids = plans._replace(low=none, high=none), grids._replace(low=none)
+    return _answers(ends, grids, given, plans, unknown=unknown, n=n)
+
+
+def _padded(terms: Terms) -> Terms:
+    """As many terms of each kind as a power of 2: few shapes, few programs. What is added is run 0 times."""
+
+    def pad(record, count):
+        have = count.shape[1]
+        more = (1 << (have - 1).bit_length()) - have
+        repeat = lambda a: np.concatenate([a, np.repeat(a[:, -1:], more, 1)], 1)
+        return jax.tree.map(repeat, record), np.concatenate([count, np.zeros((count.shape[0], more))], 1)
+
+    records, counts = zip(*(pad(r, c) for r, c in zip(terms.records, terms.counts, strict=True)), strict=True)
+    return Terms(records, counts)
 
 
 def _width(found: Found, unknown: str) -> Any:
@@ -157,9 +169,11 @@ def solve_concrete(
     """On numbers (NumPy, float64 enabled by the caller): grids are refined until narrow enough, or ``POINTS * max_nodes``."""
     lanes = given.shape[0]
     tol = max(tol, FINEST)
-    most = 1 << (POINTS * max_nodes).bit_length() - 1
+    terms_in_all = sum(count.shape[1] for count in terms.counts)
+    most = 1 << (min(POINTS * max_nodes, max(_WORK // terms_in_all, _LEAST))).bit_length() - 1
     blank = lambda x: np.full(lanes, x)
     answer = Answer(blank(-np.inf), blank(np.nan), blank(np.inf), np.zeros(lanes, bool), np.zeros(lanes))
+    terms = _padded(terms)
     sketches = _join([_sketches(record, direction=direction) for record in terms.records], 1)
     plan = _in_chunks(
         lambda part: _plans(*part, unknown=unknown),

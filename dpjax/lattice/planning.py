@@ -62,6 +62,7 @@ class Plan(NamedTuple):
       points: how long a transform has to be.
       total: how many runs there are.
       largest: the largest finite loss, rounded up.
+      furthest: the largest |loss| on a single law's grid.
     """
 
     epsilon: jax.Array
@@ -76,6 +77,7 @@ class Plan(NamedTuple):
     points: jax.Array
     total: jax.Array
     largest: jax.Array
+    furthest: jax.Array
 
 
 def sketch(law: Law) -> Sketch:
@@ -202,7 +204,8 @@ def plan(sketches: Sketch, counts: jax.Array, given: jax.Array, unknown: str, to
     slack = jnp.where(unit > 0, 1e-11, jnp.minimum(1e-9, 0.01 * tol / (jnp.maximum(total, 1.0) * (1 + tilt))))
     each = jnp.where(counts > 0, counts * jnp.maximum(sketches.top, -1e300), 0.0)
     largest = jnp.sum(each) + 1e-13 * jnp.sum(jnp.abs(each))
-    return Plan(epsilon, log_delta, tilt, far_tilt, period, low, high, unit, slack, points, total, largest)
+    furthest = jnp.max(jnp.maximum(jnp.abs(low), jnp.abs(high)))
+    return Plan(epsilon, log_delta, tilt, far_tilt, period, low, high, unit, slack, points, total, largest, furthest)
 
 
 def grid(p: Plan, n: int) -> Grid:

@@ -62,8 +62,7 @@ def solve(ends: tuple[End, End], grid: Grid, given: Any, plan: planning.Plan, un
     lows, low_error = tilted_deltas(low, grid, n)
     stop = lambda tree: jax.tree.map(lax.stop_gradient, tree)
     total, largest = plan.total, plan.largest
-    furthest = jnp.max(jnp.maximum(jnp.abs(plan.low), jnp.abs(plan.high)))
-    moved = stop(4 * UNIT * total * (1 + furthest))  # rounding of the grid points, in nats of the composed loss
+    moved = stop(4 * UNIT * total * (1 + plan.furthest))  # rounding of the grid points, in nats of the composed loss
     fallen = stop(moved + total * grid.slack)
     growth = 1 + 16 * UNIT * (1 + jnp.abs(stop(high.log_m)) + jnp.abs(stop(low.log_m)))
     infinite_high, infinite_low = -jnp.expm1(high.log_finite), -jnp.expm1(low.log_finite)
