@@ -68,8 +68,8 @@ def cells(law: Law, low: Any, spacing: Any, n: int) -> Cells:
     at, last = points(low, spacing, n)
     tails = law.tails(at)
     p_infinite = jnp.asarray(law.p_infinite(), at.dtype)
-    p, p_error = _differences(tails.p_above, tails.p_below, 1.0 - p_infinite)
-    q, q_error = _differences(tails.q_above, tails.q_below, 1.0 - law.q_infinite())
+    p, p_error = _differences(tails.p_above, tails.p_below, p_infinite)
+    q, q_error = _differences(tails.q_above, tails.q_below, law.q_infinite())
     scale = jnp.exp(at)
     surplus = p - scale[:-1] * q
     deficit = scale[1:] * q - p
@@ -80,16 +80,20 @@ def cells(law: Law, low: Any, spacing: Any, n: int) -> Cells:
     )  # fmt: skip
 
 
-def _differences(above: jax.Array, below: jax.Array, total: Any) -> tuple[jax.Array, jax.Array]:
+def _differences(above: jax.Array, below: jax.Array, infinite: Any) -> tuple[jax.Array, jax.Array]:
     """Masses between neighbours, from the smaller tail, and an ulp of it at each point."""
     upper = above <= below
     signed = jnp.where(upper, above, -below)
-    # where the neighbours' tails are of different sides, the whole mass lies between the two numbers
-    change = jnp.where(upper[1:] & ~upper[:-1], total, 0.0)
+    # where the neighbours' tails are of different sides, all finite losses lie between the two numbers; 1 - infinite is no
+    # number for their mass where it is small. Where both tails are one half over many points, rounding may turn the sides back
+    whole = jnp.where(infinite > 0, above + below, 1.0)
+    change = jnp.where(upper[1:] == upper[:-1], 0.0, jnp.where(upper[1:], whole[:-1], -whole[1:]))
     small = jnp.minimum(above, below)
     size = lax.stop_gradient(small)
     ulp = UNIT * size * (1.0 - jnp.log(jnp.maximum(size, 1e-300)))
-    return change + signed[:-1] - signed[1:], ulp
+    # as if all tails from below that point were wrong by that of the whole
+    rounded = jnp.where((infinite > 0) & ~upper, UNIT * lax.stop_gradient(whole), 0.0)
+    return change + signed[:-1] - signed[1:], ulp + rounded
 
 
 def pessimistic(c: Cells, spacing: Any) -> tuple[jax.Array, jax.Array]:
@@ -97,7 +101,9 @@ def pessimistic(c: Cells, spacing: Any) -> tuple[jax.Array, jax.Array]:
     up = c.surplus / -jnp.expm1(-spacing)
     zero = jnp.zeros(1, up.dtype)
     masses = jnp.concatenate([zero, up]) + jnp.concatenate([c.p - up, zero])
-    over = jnp.maximum(c.surplus_top, 0.0)
+    # nothing else makes up for an error here: it is not one of the grid's masses
+    error = jnp.sum(c.top * (c.p_error + c.q_error))
+    over = jnp.where(c.p_top > 0, jnp.maximum(c.surplus_top + lax.stop_gradient(error), 0.0), 0.0)
     bottom = jnp.concatenate([c.p_bottom[None], jnp.zeros_like(up)])
     return masses + bottom + c.top * (c.p_top - over), c.p_infinite + over
 

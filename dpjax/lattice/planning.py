@@ -33,7 +33,8 @@ class Sketch(NamedTuple):
     Attributes:
       log_p: (cells,), log of P's masses of the coarse cells.
       loss: (cells,), log(P / Q) there.
-      log_above, log_below: (cells + 1,), log of P's tails at the coarse edges.
+      log_above, log_below: (cells + 1,), log of P's tails at the coarse edges; that above without what is beyond ``REACH``,
+        which is infinite for any grid.
       bottom, top: the support.
       unit: the law's ``spacing``.
       infinite: P's mass at infinity.
@@ -95,9 +96,10 @@ def sketch(law: Law) -> Sketch:
     loss = jnp.clip(jnp.where(both, log(p) - log(q), middle), _EDGES[:-1], _EDGES[1:])
     log_tail = lambda m: jnp.log(jnp.maximum(m, 1e-300))
     number = lambda x: jnp.asarray(x, loss.dtype)
+    reached = jnp.maximum(t.p_above - t.p_above[-1], 0.0)
     bottom, top = law.support()
     return Sketch(
-        jnp.where(p > 0, log_tail(p), -jnp.inf), loss, log_tail(t.p_above), log_tail(t.p_below),
+        jnp.where(p > 0, log_tail(p), -jnp.inf), loss, log_tail(reached), log_tail(t.p_below),
         number(bottom), number(top), number(law.spacing()), number(law.p_infinite()),
     )  # fmt: skip
 

@@ -63,18 +63,21 @@ def solve(ends: tuple[End, End], grid: Grid, given: Any, plan: planning.Plan, un
     stop = lambda tree: jax.tree.map(lax.stop_gradient, tree)
     total, largest = plan.total, plan.largest
     moved = stop(4 * UNIT * total * (1 + plan.furthest))  # rounding of the grid points, in nats of the composed loss
-    fallen = stop(moved + total * grid.slack)
+    fallen = stop(moved + total * grid.slack + 4 * UNIT * h)
     growth = 1 + 16 * UNIT * (1 + jnp.abs(stop(high.log_m)) + jnp.abs(stop(low.log_m)))
     infinite_high, infinite_low = -jnp.expm1(high.log_finite), -jnp.expm1(low.log_finite)
+    infinite_exactly = stop(infinite_low) * (1 + 16 * UNIT)
     infinite_low = stop(infinite_low) * (1 - 16 * UNIT)
     infinite_high_bound = stop(infinite_high) * (1 + 64 * UNIT) + 2 * UNIT * total * (high.log_finite < 0)
 
     period = n * h
     wrapped = jnp.exp(-(r - s) * period)
-    alias = stop(high.log_far + _log_chernoff(r)) - (r - s) * period - jnp.log1p(-wrapped)
+    # those of the lower law, which keeps at its top what the other moves to infinity
+    alias = stop(low.log_far + _log_chernoff(r)) - (r - s) * period - jnp.log1p(-wrapped)
     below = -s * period - jnp.log(-jnp.expm1(-s * period))
     top, bottom = stop(values) + error, stop(lows) - low_error
     log_m, low_m = stop(high.log_m), stop(low.log_m)
+    most = stop(log_m + high.log_bound[0])  # of M(s), rounding included
 
     def bounds_at(place):
         """Certified (upper, lower) of delta at grid points ``place``, (...,) whole numbers."""
@@ -84,12 +87,11 @@ def solve(ends: tuple[End, End], grid: Grid, given: Any, plan: planning.Plan, un
         lower = lower - jnp.exp(jnp.minimum(alias - r * e, 690.0)) - jnp.exp(below)
         chernoff = jnp.exp(
             jnp.minimum(
-                jnp.minimum(log_m - s * e + _log_chernoff(s), stop(high.log_far) - r * e + _log_chernoff(r)), 0.0
+                jnp.minimum(most - s * e + _log_chernoff(s), stop(high.log_far) - r * e + _log_chernoff(r)), 0.0
             )
         )
         upper = jnp.minimum(jnp.minimum(upper, chernoff * growth) + infinite_high_bound, 1.0)
-        # of the pair that is dominated; no profile is below max(0, 1 - exp(e))
-        return upper, jnp.maximum(jnp.maximum(lower + infinite_low, infinite_low), -jnp.expm1(jnp.minimum(e, 0.0)))
+        return upper, jnp.maximum(lower + infinite_low, infinite_low)
 
     def between(e, ends, place):
         """Linear in exp(epsilon) between neighbouring points, as every law on the grid is."""
@@ -125,9 +127,11 @@ def solve(ends: tuple[End, End], grid: Grid, given: Any, plan: planning.Plan, un
         upper = between(given - moved, [bounds_at(near + i)[0] for i in (0, 1)], near)
         far = jnp.floor((stop(given) + fallen) / h)
         lower = between(given + fallen, [bounds_at(far + i)[1] for i in (0, 1)], far)
-        upper = jnp.where(given >= largest, infinite_low, upper)
-        lower = jnp.minimum(lower, upper)
-        upper, lower = stop(log(upper) + 8 * UNIT), stop(jnp.where(lower > 0, log(lower) - 8 * UNIT, -jnp.inf))
+        upper = jnp.where(given >= largest, infinite_exactly, upper)
+        # no profile is below 1 - exp(e); not at grid points, as chords of a maximum are above it
+        lower = jnp.minimum(jnp.maximum(lower, -jnp.expm1(jnp.minimum(given, 0.0))), upper)
+        away = lambda x: 8 * UNIT * (1 + jnp.abs(log(x)))
+        upper, lower = stop(log(upper) + away(upper)), stop(jnp.where(lower > 0, log(lower) - away(lower), -jnp.inf))
         value = smooth(given)
     else:
         target = jnp.exp(jnp.minimum(stop(given), 0.0))
@@ -140,7 +144,7 @@ def solve(ends: tuple[End, End], grid: Grid, given: Any, plan: planning.Plan, un
         place = jnp.where(some, first, 0.0) - 1
         upper = _crossing(place, [bounds_at(place + i)[0] for i in (0, 1)], target, h)
         fallback = jnp.minimum(
-            (log_m + _log_chernoff(s) - log(target - infinite_high_bound)) / s,
+            (most + _log_chernoff(s) - log(target - infinite_high_bound)) / s,
             (stop(high.log_far) + _log_chernoff(r) - log(target - infinite_high_bound)) / r,
         )
         upper = jnp.where(some, jnp.minimum(upper, fallback), fallback)
@@ -166,11 +170,22 @@ def solve(ends: tuple[End, End], grid: Grid, given: Any, plan: planning.Plan, un
             at, slope = jax.value_and_grad(smooth)(value)
             value = value - (at - given) / jnp.where(slope < 0, slope, -1.0)
         value = jnp.where(start > 0, value, 0.0)
+    # where the weights of a grid that does not fit overflow, nothing is known but the limits
+    broken = jnp.isnan(upper) | jnp.isnan(lower)
+    if unknown == "delta":
+        lower, upper = jnp.where(broken, log(infinite_low), lower), jnp.where(broken, 0.0, upper)
+    else:
+        reach = jnp.where(target >= infinite_exactly, jnp.maximum(largest, 0.0), jnp.inf)
+        lower, upper = (
+            jnp.where(broken, jnp.where(target < infinite_low, jnp.inf, 0.0), lower),
+            jnp.where(broken, reach, upper),
+        )
     middle = jnp.where(
         jnp.isfinite(stop(upper)) & jnp.isfinite(stop(lower)), 0.5 * (stop(lower) + stop(upper)), stop(upper)
     )
     inside = jnp.clip(middle, stop(lower), stop(upper))
-    return Found(stop(lower), value + stop(inside - value), stop(upper), s, h)
+    value = jnp.where(jnp.isnan(value), stop(inside), value + stop(inside - value))
+    return Found(stop(lower), value, stop(upper), s, h)
 
 
 def _crossing(place, ends, target, h):

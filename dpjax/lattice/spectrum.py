@@ -81,34 +81,43 @@ def _log_modulus_of_expm1(real: Any, imaginary: Any) -> jax.Array:
 
 def _kernel(grid: Grid, n: int) -> tuple[jax.Array, jax.Array]:
     """kappa(s - it) as real and imaginary part."""
-    angle = _nodes(grid, n) * grid.spacing
+    h = grid.spacing
+    angle = 2 * np.pi * np.arange(n // 2 + 1) / n
+    half, c, s = jnp.sin(0.5 * angle), jnp.cos(angle), jnp.sin(angle)
 
     def inverse(real):
-        half, full = jnp.sin(0.5 * angle), jnp.sin(angle)
-        re = jnp.expm1(real) * jnp.cos(angle) - 2 * half**2
-        im = -jnp.exp(real) * full
+        """1 / (1 - exp(-(real - i angle)))."""
+        shrunk = jnp.exp(-real)
+        re, im = -jnp.expm1(-real) + 2 * shrunk * half**2, -shrunk * s
         size = re**2 + im**2
         return re / size, -im / size
 
-    near, far = inverse(grid.tilt * grid.spacing), inverse((1 + grid.tilt) * grid.spacing)
-    return near[0] - far[0], near[1] - far[1]
+    # as a product: the difference of the two would cancel where |z| is large
+    near, far = inverse(grid.tilt * h), inverse((1 + grid.tilt) * h)
+    product = near[0] * far[0] - near[1] * far[1], near[0] * far[1] + near[1] * far[0]
+    size = -jnp.expm1(-h) * jnp.exp(-grid.tilt * h)
+    return size * (product[0] * c - product[1] * s), size * (product[0] * s + product[1] * c)
 
 
 def _sum_log(masses: jax.Array, at: jax.Array, s: Any) -> jax.Array:
-    """log sum_j w_j exp(s e_j); masses may be negative by rounding."""
+    """log sum_j w_j exp(s e_j); masses that rounding made negative are left out."""
+    masses = jnp.maximum(masses, 0.0)
     peak = lax.stop_gradient(jnp.max(jnp.where(masses > 0, jnp.log(jnp.maximum(masses, 1e-300)) + s * at, -1e300)))
     return peak + jnp.log(jnp.maximum(jnp.sum(masses * jnp.exp(jnp.minimum(s * at - peak, 700.0))), 1e-300))
 
 
-def _transform(masses, infinite, c: Cells, at, low, count, grid: Grid, n: int, kappa: tuple) -> End:
-    """One term's share in an ``End``; ``kappa``: log moduli of the two factors that summation by parts brings in."""
+def _transform(masses, infinite, c: Cells, at, low, count, grid: Grid, n: int, kappa: Any) -> End:
+    """One term's share in an ``End``.
+
+    ``kappa``: from a tilt and angles, log moduli of the two factors that summation by parts brings in.
+    """
     log_m = _sum_log(masses, at, grid.tilt)
     # log_m is a normaliser only: what it is multiplied with is scaled by the same number
     weights = masses * jnp.exp(jnp.minimum(grid.tilt * at - log_m, 700.0))  # where there is no mass it may overflow
     places = np.arange(n)
-    centre = lax.stop_gradient(
-        jnp.round(jnp.sum(jnp.maximum(weights, 0.0) * places) / jnp.sum(jnp.maximum(weights, 0.0)))
-    )
+    positive = lax.stop_gradient(jnp.maximum(weights, 0.0))
+    some = jnp.sum(positive) > 0  # a law whose whole mass is infinite, or below the window, has none
+    centre = jnp.where(some, jnp.round(jnp.sum(positive * places) / jnp.where(some, jnp.sum(positive), 1.0)), 0.0)
     found = jnp.fft.rfft(weights)
     turn = 2 * np.pi / n * jnp.mod(np.arange(n // 2 + 1) * jnp.mod(centre, n), n)
     c_turn, s_turn = jnp.cos(turn), jnp.sin(turn)
@@ -122,14 +131,17 @@ def _transform(masses, infinite, c: Cells, at, low, count, grid: Grid, n: int, k
     phase = angle + lax.stop_gradient(_unwrapped(angle) - angle)
     # rounding: of the transform, and of the tails by parts
     weight = lax.stop_gradient(jnp.exp(jnp.minimum(grid.tilt * at - log_m, 690.0)))
-    tails = jnp.exp(kappa[0]) * jnp.sum(c.p_error * weight) + jnp.exp(kappa[1]) * jnp.sum(c.q_error * weight)
+    p_factor, q_factor = map(jnp.exp, kappa(grid.tilt, _nodes(grid, n) * grid.spacing))
+    tails = p_factor * jnp.sum(c.p_error * weight) + q_factor * jnp.sum(c.q_error * weight)
     error = lax.stop_gradient(tails + _FFT * UNIT * np.log2(n))
     bound = jnp.sqrt(lax.stop_gradient(safe)) + error
-    far = _sum_log(jnp.maximum(masses, 0.0), at, grid.far_tilt) + 1e-12 * (1 + grid.far_tilt)
+    p_factor, q_factor = map(jnp.exp, kappa(grid.far_tilt, 0.0))
+    lost = _sum_log(c.p_error * p_factor + c.q_error * q_factor, at, grid.far_tilt)
+    far = jnp.logaddexp(_sum_log(masses, at, grid.far_tilt), lost) + 1e-12 * (1 + grid.far_tilt)
     return End(
         count * log_modulus, count * phase, count * log_m, count * far, count * (low + centre),
         count * jnp.log(bound), count * (error / bound + _STEP * UNIT),
-        count * jnp.log1p(-jnp.minimum(infinite, 1.0)),
+        jnp.where(count > 0, count * jnp.log1p(-jnp.minimum(infinite, 1.0)), 0.0),
     )  # fmt: skip
 
 
@@ -142,18 +154,23 @@ def _unwrapped(angle: jax.Array) -> jax.Array:
 def _term(c: Cells, count: Any, low: Any, grid: Grid, n: int) -> tuple[End, End]:
     h = grid.spacing
     at, _ = points(low, h, n)
-    t = _nodes(grid, n)
-    log_one = _log_modulus_of_expm1(-grid.tilt * h, t * h)  # |1 - exp(-z h)|
-    log_two = _log_modulus_of_expm1(-(1 + grid.tilt) * h, t * h)
-    log_up = _log_modulus_of_expm1(grid.tilt * h, t * h) - jnp.log(-jnp.expm1(-h))
+    log_step = lambda tilt, angle: _log_modulus_of_expm1(-tilt * h, angle)  # |1 - exp(-z h)|
+
+    def dots(tilt, angle):
+        log_up = _log_modulus_of_expm1(tilt * h, angle) - jnp.log(-jnp.expm1(-h))
+        return jnp.log1p(jnp.exp(log_up)) + log_step(tilt, angle), log_up + log_step(1 + tilt, angle)
+
+    def shares(tilt, angle):
+        both = (
+            np.log(2.0) + log_step(tilt, angle) + tilt * h
+        )  # neighbouring cells share their points: two steps at most
+        return both, jnp.full_like(both, -1e300)
+
     masses, infinite = pessimistic(c, h)
-    factors = jnp.log1p(jnp.exp(log_up)) + log_one, log_up + log_two
-    high = _transform(masses, infinite, c, at, low, count, grid, n, factors)
+    high = _transform(masses, infinite, c, at, low, count, grid, n, dots)
     c = jax.tree.map(lax.stop_gradient, c)  # the derivative of an answer is that of the pessimistic law
     masses, infinite = optimistic(c, grid.slack)
-    both = np.log(2.0) + log_one + grid.tilt * h  # neighbouring cells share their points: two steps of the grid at most
-    low_end = _transform(masses, infinite, c, at, low, count, grid, n, (both, jnp.full_like(both, -1e300)))
-    return high, low_end
+    return high, _transform(masses, infinite, c, at, low, count, grid, n, shares)
 
 
 def compose(stacked: Cells, counts: jax.Array, grid: Grid, n: int) -> tuple[End, End]:
@@ -197,5 +214,10 @@ def tilted_deltas(end: End, grid: Grid, n: int) -> tuple[jax.Array, jax.Array]:
     kernel = jnp.hypot(re, im)
     double = np.where((frequencies == 0) | (2 * frequencies == n), 1.0, 2.0)
     bound = jnp.exp(jnp.minimum(end.log_bound, 690.0)) * kernel
-    error = jnp.sum(double * bound * (end.relative + _FFT * UNIT * np.log2(n) + 16 * UNIT)) / n
+    error = (
+        jnp.sum(
+            double * bound * (end.relative + _FFT * UNIT * np.log2(n) + 16 * UNIT + 2 * UNIT * grid.tilt * grid.spacing)
+        )
+        / n
+    )
     return values, lax.stop_gradient(error)
