@@ -20,6 +20,17 @@ def pytest_configure(config: pytest.Config) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
+# Formulas, which do not depend on the version of Python: CI checks them on one.
+_FORMULAS = ("tests/laws", "tests/bounded_range")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks the tests of formulas."""
+    for item in items:
+        if item.path.relative_to(config.rootpath).as_posix().startswith(_FORMULAS):
+            item.add_marker(pytest.mark.formula)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def few_programs():
     """Each compiled program holds memory maps, of which Linux grants a process 65,530: beyond, the compiler crashes."""
