@@ -13,7 +13,7 @@ from dpjax.lattice import planning
 from dpjax.lattice.cells import cells
 from dpjax.lattice.solve import Found, solve
 from dpjax.lattice.spectrum import compose, compose_laws
-from dpjax.laws import loss_law
+from dpjax.laws import Law, loss_law
 from dpjax.mechanisms import Adjacency, Mechanism
 
 FINEST = 1e-3  # relative width of delta that is aimed at, unless more is asked for
@@ -23,7 +23,6 @@ _LEAST = 1024  # lengths are powers of 4: few programs
 _FEW = 8  # terms whose cells are held at once
 _TOGETHER = 1 << 19  # grid points of all lanes that are evaluated at once
 _WORK = 1 << 22  # grid points of all terms of one lane: a long schedule gets a coarser grid
-_PASSES = 3
 
 
 class Terms(NamedTuple):
@@ -53,18 +52,23 @@ def _join(parts: Any, axis: int = 0) -> Any:
     return jax.tree.map(lambda *a: jnp.concatenate(a, axis), *parts)
 
 
-# Programs for numbers. Only the first two know mechanisms, and they are small; the others serve all.
+# Programs for numbers. The first three know mechanisms or laws, and they are small; the others serve all.
 
 
 @partial(jax.jit, static_argnames="direction")
-def _sketches(record: Mechanism, *, direction: Adjacency):
-    return jax.vmap(jax.vmap(lambda r: planning.sketch(loss_law(r, direction))))(record)
+def _laws_of(record: Mechanism, *, direction: Adjacency):
+    return jax.vmap(jax.vmap(lambda r: loss_law(r, direction)))(record)
 
 
-@partial(jax.jit, static_argnames=("direction", "n"))
-def _cells(record: Mechanism, low, spacing, *, direction: Adjacency, n: int):
-    one = lambda r, start, h: cells(loss_law(r, direction), start, h, n)
-    return jax.vmap(jax.vmap(one, (0, 0, None)))(record, low, spacing)
+@jax.jit
+def _sketches(law: Law):
+    return jax.vmap(jax.vmap(planning.sketch))(law)
+
+
+@partial(jax.jit, static_argnames="n")
+def _cells(law: Law, low, spacing, *, n: int):
+    one = lambda each, start, h: cells(each, start, h, n)
+    return jax.vmap(jax.vmap(one, (0, 0, None)))(law, low, spacing)
 
 
 @partial(jax.jit, static_argnames="unknown")
@@ -126,16 +130,16 @@ def solve_traced(terms: Terms, given: Any, direction: Adjacency, unknown: str, t
     )
 
 
-def _once(terms: Terms, given, plans, *, direction: Adjacency, unknown: str, n: int) -> Found:
+def _once(laws: tuple, counts: tuple, given, plans, *, unknown: str, n: int) -> Found:
     """A part of the lanes on grids of ``n`` points; the cells of a few terms are held at once."""
     grids = _grids(plans, n=n)
     start, ends = 0, None
-    for record, count in zip(terms.records, terms.counts, strict=True):
+    for law, count in zip(laws, counts, strict=True):
         for first in range(0, count.shape[1], _FEW):
             some = slice(first, first + _FEW)
-            part, times = jax.tree.map(lambda a, some=some: a[:, some], (record, count))
+            part, times = jax.tree.map(lambda a, some=some: a[:, some], (law, count))
             here = grids._replace(low=grids.low[:, start : start + times.shape[1]])
-            found = _ends(_cells(part, here.low, grids.spacing, direction=direction, n=n), times, here, n=n)
+            found = _ends(_cells(part, here.low, grids.spacing, n=n), times, here, n=n)
             ends = found if ends is None else jax.tree.map(jnp.add, ends, found)
             start += times.shape[1]
     # what depends on the number of terms is not asked for any more
@@ -173,28 +177,28 @@ def solve_concrete(
     most = 1 << (min(POINTS * max_nodes, max(_WORK // terms_in_all, _LEAST))).bit_length() - 1
     blank = lambda x: np.full(lanes, x)
     answer = Answer(blank(-np.inf), blank(np.nan), blank(np.inf), np.zeros(lanes, bool), np.zeros(lanes))
-    terms = _padded(terms)
-    sketches = _join([_sketches(record, direction=direction) for record in terms.records], 1)
+    records, counts = _padded(terms)
+    laws = tuple(jax.tree.map(np.asarray, _laws_of(record, direction=direction)) for record in records)
+    sketches = _join([_sketches(law) for law in laws], 1)
     plan = _in_chunks(
         lambda part: _plans(*part, unknown=unknown),
-        (sketches, np.concatenate(terms.counts, 1), given, np.full(lanes, 0.3 * tol)), lanes, _LEAST,
+        (sketches, np.concatenate(counts, 1), given, np.full(lanes, 0.3 * tol)), lanes, _LEAST,
     )  # fmt: skip
     with np.errstate(all="ignore"):
         wanted = np.nan_to_num(4.0 ** np.ceil(np.log2(plan.points) / 2), nan=_LEAST, posinf=most)
     length = np.clip(wanted, _LEAST, most).astype(int)
     todo = np.arange(lanes)
-    for _ in range(_PASSES):
+    for _ in range(2):
         for n in np.unique(length[todo]):
             which = todo[length[todo] == n]
-            part = jax.tree.map(lambda a, which=which: a[which], (terms, given, plan))
-            found = _in_chunks(
-                lambda p, n=n: _once(*p, direction=direction, unknown=unknown, n=int(n)), part, which.size, n
-            )
-            _merge(answer, which, found, _width(found, unknown) <= tol, n)
-        todo = todo[~answer.converged[todo] & (length[todo] < most)]
-        if not todo.size:
-            break
-        length[todo] = np.minimum(length[todo] * 4, most)
+            part = jax.tree.map(lambda a, which=which: np.asarray(a)[which], (laws, counts, given, plan))
+            found = _in_chunks(lambda p, n=n: _once(*p, unknown=unknown, n=int(n)), part, which.size, n)
+            width = _width(found, unknown)
+            _merge(answer, which, found, width <= tol, n)
+            # at first order, which atoms between points are
+            finer = 4.0 ** np.ceil(np.log2(np.clip(np.nan_to_num(width / tol, nan=1.0), 1.0, 256.0)) / 2)
+            length[which] = np.minimum(n * np.maximum(finer, 4.0), most)
+        todo = todo[~answer.converged[todo] & (length[todo] > answer.points[todo])]
     return answer
 
 
