@@ -24,7 +24,7 @@ def in_order(record: Mechanism) -> Mechanism:
     shape = np.broadcast_shapes(*(np.shape(x) for run in runs for x in run))
     epsilons, counts = (np.stack([np.broadcast_to(x, shape) for x in part]) for part in zip(*runs, strict=True))
     schedule = ComposedOver(SelfComposed(BoundedRange(epsilons), counts), axis=0)
-    return Composed([_without(record), schedule])
+    return Composed((_without(record), schedule))
 
 
 def _is_range(record: Any) -> bool:
