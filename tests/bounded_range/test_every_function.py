@@ -11,7 +11,7 @@ import dpjax
 from dpjax import _precision, pure_dp
 from dpjax import bounded_range as br
 
-FEW = {"count": 2, "cells": 8}
+FEW = {"count": 2, "cells": 32}  # derivatives are right to about 1 / cells
 upper = lambda bounds: bounds.estimate
 # name -> (a function of two numbers, values of both)
 CALLS = {
