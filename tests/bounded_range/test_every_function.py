@@ -79,7 +79,7 @@ def test_transformed(name):
     assert _precision.compiled.cache_info().currsize == first
 
 
-SCHEDULE = np.array([0.1, 0.2, 0.3])
+SCHEDULE = np.array([0.1, 0.2, 0.3])  # 0.23 below is no sum of losses: delta has no kink there
 RECORDS = {
     "pure": lambda e: dpjax.ComposedOver(dpjax.PureDP(e)),
     "approximate": lambda e: dpjax.ComposedOver(dpjax.ApproximateDP(e, 1e-3)),
@@ -95,16 +95,16 @@ def test_schedules_of_records(name):
     """Values, batches and first derivatives by every step's epsilon; log delta's is delta's over delta."""
     make = RECORDS[name]
     with jax.enable_x64(True):
-        delta = jax.jit(jax.value_and_grad(lambda e: dpjax.delta_bounds(make(e), 0.2).estimate))
+        delta = jax.jit(jax.value_and_grad(lambda e: dpjax.delta_bounds(make(e), 0.23).estimate))
         value, slopes = delta(SCHEDULE)
-        numbers = dpjax.delta_bounds(make(SCHEDULE), 0.2)
+        numbers = dpjax.delta_bounds(make(SCHEDULE), 0.23)
         assert numbers.lower * (1 - 1e-9) <= value <= numbers.upper * (1 + 1e-9)
         for i in range(3):
             step = np.zeros(3)
             step[i] = 2e-3
             quotient = (delta(SCHEDULE + step)[0] - delta(SCHEDULE - step)[0]) / 4e-3
             assert float(slopes[i]) == pytest.approx(float(quotient), rel=0.03)
-        logs = jax.jit(jax.vmap(jax.value_and_grad(lambda e: dpjax.log_delta(make(e), 0.2))))
+        logs = jax.jit(jax.vmap(jax.value_and_grad(lambda e: dpjax.log_delta(make(e), 0.23))))
         log_value, log_slopes = logs(np.stack([SCHEDULE, SCHEDULE * 1.1]))
         assert float(log_value[0]) == pytest.approx(float(np.log(value)), abs=0.01)
         np.testing.assert_allclose(log_slopes[0], slopes / value, rtol=0.02)
@@ -113,7 +113,7 @@ def test_schedules_of_records(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pure", "approximate"])
 def test_second_derivatives_of_schedules(name):
-    query = lambda e: dpjax.delta_bounds(RECORDS[name](e), 0.2).estimate
+    query = lambda e: dpjax.delta_bounds(RECORDS[name](e), 0.23).estimate
     with jax.enable_x64(True):
         first, second = jax.jit(jax.grad(query)), jax.jit(jax.hessian(query))(SCHEDULE)
         for i in range(3):
