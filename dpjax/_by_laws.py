@@ -89,13 +89,19 @@ def answer(
       single: whether the record is one run of one mechanism.
     """
     ask: Any = {"unknown": unknown, "method": method, "tol": tol, "max_nodes": max_nodes, "single": single}
-    if any(map(_validate.is_traced, jax.tree.leaves((terms, given)))):
-        return _answer(terms, given, direction, traced=True, **ask)
-    found = _answer(_derived.resolved(terms, direction), given, direction, traced=False, **ask)
+    traced = any(map(_validate.is_traced, jax.tree.leaves((terms, given))))
+    xp = jnp if traced else np
+
+    def solved(terms, given):
+        terms = terms if traced else _derived.resolved(terms, direction)
+        return _answer(terms, given, direction, traced=traced, **ask)
+
+    found = solved(terms, given)
     if any(map(_derived.is_adaptive, terms.records)) and not (single and method != "lattice"):
-        # composed, the law of ranges is an upper end; an adversary who chooses beforehand is below
-        low = _answer(_derived.fixed(terms), given, direction, traced=False, **ask)
-        found = found._replace(lower=low.lower, converged=found.converged & False)
+        # composed, the law of ranges is an upper end; adversaries who choose beforehand are below
+        tries = len(_derived.FRACTIONS)
+        low = solved(_derived.fixed(terms), xp.tile(given, tries)).lower.reshape((tries, -1)).max(0)
+        found = found._replace(lower=xp.minimum(low, found.upper), converged=found.converged & False)
     return found
 
 

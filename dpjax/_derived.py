@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax._precision import concrete
+from dpjax._precision import concrete, namespace
 from dpjax.lattice.lanes import Terms
 from dpjax.laws import Law
 from dpjax.laws.allocation import poisson_steps, random_allocation_profile
@@ -24,20 +24,28 @@ _POINTS = 256  # thresholds on either side of 0; chords between them cost about 
 _DEEPEST = -40.0  # log of the delta up to which a profile is followed
 
 
+FRACTIONS = (0.5, 0.6, 0.75, 0.9)  # of the range: the largest loss that an adversary decides on beforehand
+
+
+def _is_range(record: Any) -> bool:
+    return isinstance(record, BoundedRange) and record.t is None
+
+
 def is_adaptive(record: Any) -> bool:
     """Whether a run of ``record`` means the worst of several pairs, chosen from what was seen before."""
-    return isinstance(record, BoundedRange) and record.t is None
+    ranges = jax.tree.leaves(record, is_leaf=_is_range)
+    return any(map(_is_range, ranges))
 
 
 def resolved(terms: Terms, direction: Adjacency) -> Terms:
     """``terms`` with laws for all records that have none of their own; NumPy in, NumPy out."""
     records, counts = [], []
-    ranges = [pair for pair in zip(terms.records, terms.counts, strict=True) if is_adaptive(pair[0])]
+    ranges = [pair for pair in zip(terms.records, terms.counts, strict=True) if _is_range(pair[0])]
     for record, count in zip(terms.records, terms.counts, strict=True):
         if isinstance(record, RandomAllocation):
             records.append(_each(record, lambda one: _epoch(one, direction)))
             counts.append(count * record.participations)
-        elif not is_adaptive(record):
+        elif not _is_range(record):
             records.append(record)
             counts.append(count)
     if ranges:
@@ -50,12 +58,21 @@ def resolved(terms: Terms, direction: Adjacency) -> Terms:
 
 
 def fixed(terms: Terms) -> Terms:
-    """``terms`` with an adversary who plays the middle of every range: what it loses, an adaptive one loses, too."""
+    """``terms``, in as many more lanes as there are ``FRACTIONS``, with adversaries who play one t of every range.
 
-    def middle(record: Any) -> Any:
-        return BoundedRange(record.epsilon, 0.5 * record.epsilon) if is_adaptive(record) else record
+    What any of them loses, an adaptive one loses, too.
+    """
+    lanes = terms.counts[0].shape[0]
+    xp = namespace(*jax.tree.leaves(terms))
+    share = xp.repeat(xp.asarray(FRACTIONS), lanes)[:, None]
+    wide = jax.tree.map(lambda a: xp.tile(a, (len(FRACTIONS),) + (1,) * (a.ndim - 1)), terms)
 
-    return Terms(tuple(map(middle, terms.records)), terms.counts)
+    def play(record: Any) -> Any:
+        if not _is_range(record):
+            return record
+        return BoundedRange(record.epsilon, share.reshape((-1,) + (1,) * (record.epsilon.ndim - 1)) * record.epsilon)
+
+    return jax.tree.map(play, wide, is_leaf=_is_range)
 
 
 def _ranges(epsilons: np.ndarray, counts: np.ndarray) -> Law:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from dpjax import _by_laws, _lanes, _precision, _validate, closed_form, composition
+from dpjax import _by_laws, _lanes, _order, _precision, _validate, closed_form, composition
 from dpjax._plan import Problem, largest_loss, log_touched
 from dpjax.laws import check_adjacency
 from dpjax.mechanisms import COMPOSITIONS, Adjacency, Mechanism, known_by_parameters
@@ -274,9 +274,12 @@ def _ask(mechanism, number, given, answer, adjacency, method, rtol, max_nodes, p
     composition.check(mechanism)
     check_adjacency(mechanism, adjacency)
     if method == "auto" and known_by_parameters(mechanism):
-        return _by_parameters(mechanism, number, given, answer, rtol)
-    laid = composition.layout(mechanism, number)
+        from dpjax import parametric  # only loaded when asked for
+
+        if parametric.takes(mechanism):
+            return _by_parameters(parametric.bounds, mechanism, number, given, answer, rtol)
     by_laws = method == "lattice" or not composition.all_gaussian(mechanism)
+    laid = composition.layout(_order.in_order(mechanism) if by_laws else mechanism, number)
     if by_laws and method in ("contour", "levy"):
         raise NotImplementedError(f"method = {method!r} knows Gaussians only; {mechanism!r} has others: use 'lattice'.")
     query = _Query(
@@ -293,11 +296,9 @@ def _ask(mechanism, number, given, answer, adjacency, method, rtol, max_nodes, p
         return Bounds(*out, *(x.reshape(laid.shape)[()] for x in codes))
 
 
-def _by_parameters(mechanism, number, given, answer, rtol) -> Bounds:
+def _by_parameters(bounds, mechanism, number, given, answer, rtol) -> Bounds:
     """Mechanisms known by their parameters alone, which are the same in every direction."""
-    from dpjax import parametric  # only loaded when asked for
-
-    found = parametric.bounds(mechanism, number, given, answer, rtol if rtol >= 1e-4 else 0.01)
+    found = bounds(mechanism, number, given, answer, rtol if rtol >= 1e-4 else 0.01)
     xp = _precision.namespace(*found)
     lower, estimate, upper = found
     scale = 1.0 if answer == "log_delta" else xp.abs(upper)

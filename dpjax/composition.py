@@ -81,7 +81,7 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
       ValueError: the shapes do not broadcast, or a leaf of a schedule lacks its axis.
     """
     if isinstance(mechanism, ComposedOver):
-        inner, position = _inner_shape(mechanism)
+        inner, position = inner_shape(mechanism)
         return inner[:position] + inner[position + 1 :]
     shapes = _own_shapes(mechanism) + [batch_shape(m) for m in _schedules(mechanism)]
     try:
@@ -90,7 +90,7 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
         raise ValueError(f"The fields of {mechanism!r} have shapes {shapes}, which do not broadcast.") from None
 
 
-def _inner_shape(schedule: ComposedOver) -> tuple[tuple[int, ...], int]:
+def inner_shape(schedule: ComposedOver) -> tuple[tuple[int, ...], int]:
     """The batch shape inside a schedule, and the position in it of the axis that is composed over."""
     shapes = _own_shapes(schedule.mechanism)
     shapes += [batch_shape(m) for m in _schedules(schedule.mechanism)]
@@ -140,7 +140,7 @@ def _place(mechanism: Mechanism, shape: tuple[int, ...], batch: int) -> Any:
 
     def put(x, events):
         if isinstance(x, ComposedOver):
-            inner, position = _inner_shape(x)
+            inner, position = inner_shape(x)
             back = position - len(inner)
             at = len(shape) + 1 + back
             length = inner[position]

@@ -33,9 +33,24 @@ def _step(record: Any) -> _Step:
     return _Step(record.epsilon, None, getattr(record, "delta", 0.0), True)
 
 
+def takes(record: Mechanism, alone: bool = True) -> bool:
+    """Whether the recursion can take ``record``, a composition of ``PARAMETRIC``: its counts fix the shapes.
+
+    They must be concrete, and one number each; where a mechanism is ``alone``, its t not given, they may be arrays.
+    """
+    several = False
+    while isinstance(record, SelfComposed):
+        if _validate.is_traced(record.count):
+            return False
+        several = several or np.ndim(record.count) > 0
+        record = record.mechanism
+    if several and not (alone and isinstance(record, PARAMETRIC) and getattr(record, "t", None) is None):
+        return False
+    members = record.mechanisms if isinstance(record, Composed) else ()
+    return all(takes(member, alone=False) for member in members)
+
+
 def _count(count: Any) -> Any:
-    if _validate.is_traced(count):
-        raise ValueError("count is traced, but for mechanisms known by their parameters it must be concrete.")
     _validate.in_range("count", count, 0.0, np.inf, integral=True, high_open=True)
     return np.asarray(count)
 
@@ -52,18 +67,10 @@ def _repeated(record: Mechanism) -> tuple[Mechanism, Any]:
 def _steps(record: Mechanism) -> list[_Step]:
     """The steps in the order in which they are run."""
     inner, count = _repeated(record)
-    if count.ndim:
-        raise ValueError("count is an array, but where different mechanisms are composed it must be one whole number.")
-    if isinstance(inner, PARAMETRIC):
-        steps = [_step(inner)]
-    elif isinstance(inner, Composed):
+    if isinstance(inner, Composed):
         steps = [step for member in inner.mechanisms for step in _steps(member)]
-    elif isinstance(inner, ComposedOver) and isinstance(inner.mechanism, PARAMETRIC):
-        steps = _schedule(inner)
     else:
-        raise NotImplementedError(
-            f"{inner!r} cannot yet be composed with BoundedRange, PureDP or ApproximateDP: that needs the lattice engine."
-        )
+        steps = _schedule(inner) if isinstance(inner, ComposedOver) else [_step(inner)]
     return steps * int(count)
 
 
@@ -93,14 +100,11 @@ def bounds(record: Mechanism, number: Any, given: str, answer: str, rtol: float)
     """(lower, estimate, upper) of ``answer``: "epsilon", "delta" or "log_delta".
 
     Args:
-      record: a composition of ``PARAMETRIC``.
+      record: a composition of ``PARAMETRIC`` that :func:`takes` accepts.
       number: what is ``given``: "epsilon", "delta" or "log_delta".
       given: says which.
       answer: says what is asked for.
       rtol: relative width of an adaptive bracket that is aimed at.
-
-    Raises:
-      NotImplementedError: ``record`` has other members, too.
     """
     inner, count = _repeated(record)
     if isinstance(inner, PARAMETRIC):

@@ -44,7 +44,7 @@ def _start(x):
 
 
 def bracket(grid: Grid, x, eps, t):
-    """Over the last window: thresholds, log upper, log lower, slopes (-dD/dx / D), index of x, rounding of a logarithm.
+    """Over the last window: thresholds, log upper, log lower, slopes (-dD/dx / D), index of x, rounding of log lower.
 
     eps, t have shape (steps,), in recursion order; a step with eps 0 or t at either end does nothing.
     The lower bound is differentiable in x, eps and t, with the chosen lines held.
@@ -144,7 +144,8 @@ def bracket(grid: Grid, x, eps, t):
     pad = ULP * (jnp.sum(jnp.where(on, 48.0 + 16 * rho * fixed_eps, 0.0)) + 16 * (1 + rho * (jnp.abs(fixed_x) + total)))
     left = jnp.sum(moved_t) * (1 + 4 * ULP * grid.steps) - xs  # no loss exceeds the sum of the t
     bound = jnp.where(left > 0, jnp.log(-jnp.expm1(-jnp.maximum(left, 1e-300))), -jnp.inf)
-    return xs, jnp.minimum(jnp.log(upper) + back, bound), log_lower, jnp.where(good, slope / safe, 0.0), n // 2, pad
+    log_upper = jnp.minimum(jnp.log(upper) + back + pad, bound + 16 * ULP)
+    return xs, log_upper, log_lower, jnp.where(good, slope / safe, 0.0), n // 2, pad
 
 
 def _log_enumerated(x, eps, t):
@@ -187,7 +188,7 @@ def log_delta(setting: Walk, x, eps, t):
         return held + jnp.log1p(pad), held + jnp.log1p(-jnp.minimum(pad, 1.0)), value
     _, upper, lower, _, at, pad = bracket(setting.grid, x, eps, t)
     upper, pad = lax.stop_gradient((upper, pad))
-    return upper[at] + pad, lax.stop_gradient(lower[at]) - pad, lower[at]
+    return upper[at], lax.stop_gradient(lower[at]) - pad, lower[at]
 
 
 def least_epsilon(setting: Walk, log_delta, eps, t):
@@ -205,7 +206,7 @@ def least_epsilon(setting: Walk, log_delta, eps, t):
 
     def around(_, ends):
         xs, upper, lower, slopes, _, pad = bracket(setting.grid, sum(ends) / 2, eps, t)
-        low, high = invert(xs, upper + pad, lower - pad, slopes, log_delta, total, pad)
+        low, high = invert(xs, upper, lower - pad, slopes, log_delta, total, pad)
         high = jnp.minimum(high, markov)
         return jnp.clip(low, 0.0, high), high
 

@@ -29,7 +29,7 @@ def _kernel(size, rtol, adaptive, cells, log):
     """(kernel for delta, kernel for epsilon, their static setting, whether t is an argument)."""
     if size.equal and not adaptive:
         return binomial.optimum_kernel, binomial.optimum_epsilon_kernel, binomial.setting_for(size.steps, log), False
-    cells = _optimum.cells_for(size.steps, rtol) if cells is None else int(cells)
+    cells = _optimum.cells_for(size.steps, rtol, size.equal) if cells is None else int(cells)
     setting = _optimum.Setting(Grid(size.steps, cells, size.equal), log)
     if adaptive:
         return _optimum.delta_kernel, _optimum.epsilon_kernel, setting, True
@@ -213,7 +213,7 @@ def sequence_bounds(query: Any, epsilons: Any, t: Any, *, rtol: float = 0.01, is
     """
     size = arguments.stretched(arguments.mechanisms(epsilons, 1), arguments.sequence_length(epsilons, "epsilons"))
     lanes = arguments.Lanes(query, "query", epsilons, 1, size, extra=t)
-    setting = _optimum.Setting(Grid(size.steps, _optimum.cells_for(size.steps, rtol), False))
+    setting = _optimum.Setting(Grid(size.steps, _optimum.cells_for(size.steps, rtol, False), False))
     args = lanes.query, lanes.epsilons, lanes.extra, lanes.counts
     if is_log is None:
         found = arguments.run(_optimum.delta_kernel, setting, *args)
