@@ -134,8 +134,10 @@ def plan(sketches: Sketch, counts: jax.Array, given: jax.Array, unknown: str, to
         infinite = -jnp.expm1(jnp.sum(counts * jnp.log1p(-jnp.minimum(sketches.infinite, 1 - 1e-16))))
         left = jnp.exp(given) - infinite
         given = jnp.where((left > 0) & (infinite > 0), jnp.log(jnp.where(left > 0, left, 1.0)), given)
-    units = sketches.unit
-    unit = jnp.where(jnp.all(jnp.abs(units - units[:1]) <= 1e-14 * units[:1]), jnp.min(units), 0.0)
+    # an infinite unit: there is no loss but 0
+    unit = jnp.min(sketches.unit)
+    one = jnp.isinf(sketches.unit) | (jnp.abs(sketches.unit - unit) <= 1e-14 * unit)
+    unit = jnp.where(jnp.all(one) & jnp.isfinite(unit), unit, 0.0)
     s = _TILTS
     size = jnp.log(s) + jnp.log1p(s)
     epsilons = k1 - 1 / s - 1 / (1 + s)

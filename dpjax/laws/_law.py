@@ -58,7 +58,7 @@ class Law:
         return 0.0
 
     def spacing(self) -> Any:
-        """A number of which all finite losses are integer multiples; 0 if there is none, or none is known."""
+        """A number of which all finite losses are integer multiples: 0 if none is known, infinite if they are all 0."""
         return 0.0
 
     def profile(self, x: jax.Array) -> jax.Array:

@@ -118,4 +118,4 @@ def failure(delta: Any) -> FiniteLaw:
     """No loss, but an infinite one with probability delta."""
     delta = jnp.asarray(delta)
     rest = (1 - delta)[None]
-    return FiniteLaw(jnp.zeros_like(rest), rest, rest, delta, delta, 0.0)
+    return FiniteLaw(jnp.zeros_like(rest), rest, rest, delta, delta, jnp.inf)
