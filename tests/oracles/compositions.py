@@ -694,6 +694,9 @@ def value(problem, direction, count, epsilon):
     infinite = 1 - mp.fprod((1 - mp.mpf(p.infinite)) ** n for p, n in factors)
     if len(factors) == 1 and not factors[0][0].densities and count <= 2:
         return _direct(factors[0][0], count, epsilon) + infinite, 0.0
+    if len(factors) == 1 and not factors[0][0].atoms and count <= 2:
+        a, b = (_smooth(factors[0][0], count, LD(epsilon), panels) for panels in (48, 72))
+        return mp.mpf(str(a)), float(abs(a / b - 1))
     kept = [(p, n) for p, n in factors if p.densities or len(p.atoms) > 1]
     gap = None
     if len(kept) == 1 and kept[0][0].densities:
@@ -715,6 +718,35 @@ def _direct(pair, count, epsilon):
     for weight, shift in shifts:
         total += weight * (p * -np.expm1(np.minimum(LD(epsilon) - shift - l, 0))).sum()
     return mp.mpf(str(total))
+
+
+def _smooth(pair, count, epsilon, panels):
+    """delta of one run or two, of monotone losses without atoms: the inner integral starts where the loss crosses."""
+
+    def one(e):
+        e, total = np.atleast_1d(e), 0
+        for d in pair.densities:
+            up = d.loss(LD(d.breaks[1])) > d.loss(LD(d.breaks[0]))
+            low, high = (np.full(e.shape, LD(b)) for b in (d.breaks if up else d.breaks[::-1]))
+            inner, outer = low.copy(), high.copy()  # the loss rises from inner to outer
+            for _ in range(100):
+                middle = (inner + outer) / 2
+                above = d.loss(middle) > e
+                inner, outer = np.where(above, inner, middle), np.where(above, middle, outer)
+            # the weight beyond 45 standard deviations is nothing
+            length = (high - outer) * np.minimum(1, LD(0.5) * abs(low - high) / np.maximum(abs(high - outer), LD(1e-30)))
+            for i in range(panels):
+                x = outer[:, None] + length[:, None] * (i + (RULE[0] + 1) / 2) / panels
+                gain = -np.expm1(np.minimum(e[:, None] - d.loss(x), 0))
+                total = total + (np.exp(d.log_p(x)) * gain * RULE[1]).sum(1) * abs(length) / (2 * panels)
+        return total
+
+    if count == 1:
+        return one(epsilon)[0]
+    w, l = nodes(pair, _saddle([(pair, 2)], float(epsilon)), panels)
+    keep = w > w.max() - 90
+    w, l = w[keep], l[keep]
+    return sum((np.exp(a) * one(epsilon - b)).sum() for a, b in zip(np.array_split(w, 8), np.array_split(l, 8), strict=True))
 
 
 def rows(name, problem, chosen=None):
