@@ -279,7 +279,7 @@ def nodes(pair, c, panels):
     logs = [np.log(np.array([m for m, _ in pair.atoms], LD))] if pair.atoms else []
     losses = [np.array([x for _, x in pair.atoms], LD)] if pair.atoms else []
     for d in pair.densities:
-        x = np.linspace(*map(LD, d.breaks), 4001)
+        x = np.linspace(*map(LD, d.breaks), 1001)
         with np.errstate(over="ignore"):
             height = d.log_p(x) + LD(c) * d.loss(x)
         inside = x[height > height.max() - 60]
@@ -310,7 +310,7 @@ def _cumulants(factors, c, panels=24):
 def _saddle(factors, epsilon):
     """The tilt at which exp(K - c eps) / (c (1 + c)) is least."""
     low, high = -12.0, 12.0
-    for _ in range(50):
+    for _ in range(26):
         middle = (low + high) / 2
         c = math.exp(middle)
         slope = _cumulants(factors, c)[1] - epsilon - 1 / c - 1 / (1 + c)
@@ -344,7 +344,7 @@ def choose_epsilon(factors, log_target):
     while high < edge and value(min(high, edge * (1 - 1e-9))) > log_target:
         low, high = high, 2 * high
     high = min(high, edge)
-    for _ in range(40 if small else 25):
+    for _ in range(40 if small else 14):
         middle = (low + high) / 2
         low, high = (middle, high) if value(middle) > log_target else (low, middle)
     for digits in range(3, 17):
