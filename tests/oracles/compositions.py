@@ -462,7 +462,7 @@ def contour(factors, epsilon, gap=None, second=False, most=400_000):
         if start == 0:
             value[0] /= 2
         total += value.real.sum()
-        quiet = quiet + 1 if np.abs(value).max() * block * 10 < 1e-19 * abs(total) else 0
+        quiet = quiet + 1 if np.abs(value).max() * block * 10 < 1e-16 * abs(total) else 0
         if quiet >= 2 or (gap and t[-1] > last):
             break
     else:
