@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +61,8 @@ def firsts(problems):
 
 def ask(query, problem, count, given, direction):
     """The query's answers for arrays, in one call if the mechanism can."""
-    mechanism, options = problem.make(problem.at), {"adjacency": DIRECTIONS[direction]}
+    mechanism = problem.make(problem.at)
+    options: dict[str, Any] = {"adjacency": DIRECTIONS[direction]}
     if "one count" not in problem.tags:
         return query(mechanism * count, given, **options)
     parts = [query(mechanism * n, given[count == n], **options) for n in np.unique(count)]  # counts are sorted
@@ -169,7 +171,7 @@ def test_by_count_and_by_hand(problem, direction):
 @pytest.mark.parametrize(("problem", "direction"), firsts([p for p in PROBLEMS if "parametric" not in p.tags]))
 def test_traced(problem, direction):
     """jit does not fall below the truth; its derivative is the difference quotient of certified values."""
-    options = {"adjacency": DIRECTIONS[direction]}
+    options: dict[str, Any] = {"adjacency": DIRECTIONS[direction]}
     count, epsilon, exact, error, _ = bounds(problem.name, direction)
     ten = count == 10
     with jax.enable_x64(True):
