@@ -100,6 +100,21 @@ def in_range(
     )
 
 
+def at_most(name: str, x: Any, limit_name: str, limit: Any) -> None:
+    """Raises ValueError if a concrete ``x`` is above a concrete ``limit``, another argument."""
+    if is_traced(x) or is_traced(limit):
+        masks = _MASKS.get()
+        if masks is not None:
+            masks.append(x <= limit)
+        return
+    try:
+        too_large = np.asarray(x, np.float64) > np.asarray(limit, np.float64)
+    except (TypeError, ValueError):  # a placeholder put there by a tree transformation
+        return
+    if too_large.any():
+        raise ValueError(f"{name} = {x!r}, but it must be at most {limit_name} = {limit!r}.")
+
+
 def _allowed(low: float, high: float, low_open: bool, high_open: bool, integral: bool) -> str:
     kind = "a whole number" if integral else "a number"
     if np.isinf(low) and np.isinf(high):

@@ -347,6 +347,10 @@ def _prepare(query: _Query, args: tuple, direction: Adjacency) -> _Direction:
     variance, pair, count = problem
     bad = ~((pair.sigma >= 0) & (pair.q >= 0) & (pair.q <= 1) & (count >= 0) & (count < xp.inf))
     invalid = xp.any(bad, 1) | ~(variance >= 0) | xp.isnan(known)
+    with _validate.collected() as masks:  # of traced numbers; concrete ones were checked
+        composition.check(jax.tree.unflatten(query.structure, leaves))
+    for mask in masks:
+        invalid = invalid | ~xp.all(mask.reshape(mask.shape[0], -1), 1)
     for x in leaves:  # a count of 0 or q of 0 may hide a number that is not valid
         invalid = invalid | xp.any(xp.isnan(x).reshape(x.shape[0], -1), 1)
     if for_epsilon:

@@ -65,6 +65,7 @@ def test_sparse_deltas():
     assert np.sum(upper - lower < 2e-6) >= len(rows) - 1  # one row has C above 1e6
 
 
+@pytest.mark.slow
 def test_sparse_neighbours():
     for direction, rows in by_direction(table("generated", "sparse_neighbours")):
         _, lower, estimate, upper = delta_errors(rows, direction)
@@ -85,6 +86,7 @@ def test_composed_epsilons(name):
         np.testing.assert_allclose(bounds.estimate[settled], eps[settled], rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_far_parameters_are_honest():
     for direction, rows in by_direction(table("generated", "far_parameters")):
         _, lower, _, upper = delta_errors(rows, direction)
@@ -167,7 +169,7 @@ class TestLimits:
         assert dpjax.delta(run, -0.7, adjacency=Adjacency.REMOVE) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("direction", ["remove", pytest.param("add", marks=pytest.mark.slow)])
 def test_derivatives_of_epsilon(direction):
     rows = [r for r in table("generated", "derivatives") if r["direction"] == direction]
     names = ("noise_multiplier", "sampling_probability", "steps", "log_delta")
@@ -280,11 +282,11 @@ def test_tilt_far_beyond_a_bounded_loss():
     assert dpjax.epsilon(run, log_delta=-0.09182568131424952, **options) > 1e4
 
 
-@pytest.mark.parametrize("most", [64, 100])
+@pytest.mark.parametrize("most", [64, pytest.param(100, marks=pytest.mark.slow)])
 def test_the_fewest_nodes_still_give_a_bound(most):
     """Settings that need more than ``max_nodes``: finite ends around the answer, and a status that says so."""
     run = dpsgd(np.array([1.0, 0.6]), np.array([1e-3, 2e-4]), np.array([300.0, 3000.0]))
     exact = dpjax.epsilon_bounds(run, 1e-5)
     short = dpjax.epsilon_bounds(run, 1e-5, max_nodes=most)
-    assert (short.status == int(dpjax.Status.MAX_NODES)).all()
+    assert np.isin(short.status, [dpjax.Status.MAX_NODES, dpjax.Status.GRID]).all()
     assert (short.lower <= exact.upper).all() and (exact.lower <= short.upper).all() and np.isfinite(short.upper).all()

@@ -167,7 +167,7 @@ def random_cases(rng, family):
 
 
 @pytest.mark.skipif(not long_double.usable, reason="needs an 80-bit long double")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.slow) if "two" in f else f for f in FAMILIES])
 def test_rounding_is_below_a_third_of_its_bound(family):
     cases, logs = random_cases(np.random.default_rng(0), family)
     problem, none = problem_of(cases), jnp.full((LANES,), jnp.nan)

@@ -30,8 +30,6 @@ SLOW = {
 }  # fmt: skip
 # Problems that all contracts are tried on in the default selection; on the others they are slow.
 FIRST = {"gaussian", "randomized-response", "discrete-loss-infinite"}
-KNOWN_NOT_NAN = {"gaussian"}  # traced parameters that are bad and do not poison the answer. Meant to empty.
-# How far below and above the truth the ends are where the lattice, whose status says so, is not as close as WIDTH:
 # atoms that are on no grid, at epsilons next to the largest loss (counts 1 and 2) or 1000 runs. Meant to empty.
 KNOWN_WIDE = {
     "discrete-loss": (0.5, 1e-3),
@@ -201,9 +199,7 @@ def test_bad_concrete_parameter(problem):
 
 
 @pytest.mark.parametrize(("problem", "direction"), firsts([p for p in PROBLEMS if "parametric" not in p.tags]))
-def test_bad_traced_parameter(problem, direction, request):
-    if problem.name in KNOWN_NOT_NAN:
-        request.applymarker(pytest.mark.xfail(reason="the variance hides the sign of the noise"))
+def test_bad_traced_parameter(problem, direction):
     with jax.enable_x64(True):
         one = lambda x: dpjax.delta(problem.make(x), 1.0, adjacency=DIRECTIONS[direction])
         value, slope = jax.jit(jax.value_and_grad(one))(jnp.float64(problem.bad[0]))

@@ -37,6 +37,7 @@ class Sketch(NamedTuple):
         which is infinite for any grid.
       bottom, top: the support.
       unit: the law's ``spacing``.
+      atom: the size of a loss that has a probability of its own, 0 if there is none.
       infinite: P's mass at infinity.
     """
 
@@ -47,6 +48,7 @@ class Sketch(NamedTuple):
     bottom: jax.Array
     top: jax.Array
     unit: jax.Array
+    atom: jax.Array
     infinite: jax.Array
 
 
@@ -59,6 +61,7 @@ class Plan(NamedTuple):
       period: what n * spacing must reach.
       low, high: (terms,) losses that a single law's grid must span.
       unit: a spacing on which all laws are exact, 0 if there is none.
+      atom: a loss that the grid had better hit, 0 if there is none: an atom between points costs a whole order below.
       slack: see ``spectrum.Grid``.
       points: how long a transform has to be.
       total: how many runs there are.
@@ -74,6 +77,7 @@ class Plan(NamedTuple):
     low: jax.Array
     high: jax.Array
     unit: jax.Array
+    atom: jax.Array
     slack: jax.Array
     points: jax.Array
     total: jax.Array
@@ -100,7 +104,7 @@ def sketch(law: Law) -> Sketch:
     bottom, top = law.support()
     return Sketch(
         jnp.where(p > 0, log_tail(p), -jnp.inf), loss, log_tail(reached), log_tail(t.p_below),
-        number(bottom), number(top), number(law.spacing()), number(law.p_infinite()),
+        number(bottom), number(top), number(law.spacing()), jnp.abs(number(law.atom())), number(law.p_infinite()),
     )  # fmt: skip
 
 
@@ -209,7 +213,10 @@ def plan(sketches: Sketch, counts: jax.Array, given: jax.Array, unknown: str, to
     each = jnp.where(counts > 0, counts * jnp.maximum(sketches.top, -1e300), 0.0)
     largest = jnp.sum(each) + 1e-13 * jnp.sum(jnp.abs(each))
     furthest = jnp.max(jnp.maximum(jnp.abs(low), jnp.abs(high)))
-    return Plan(epsilon, log_delta, tilt, far_tilt, period, low, high, unit, slack, points, total, largest, furthest)
+    atom = pick(sketches.atom, first_true(counts * (sketches.atom > 0) >= jnp.max(counts * (sketches.atom > 0))))
+    return Plan(
+        epsilon, log_delta, tilt, far_tilt, period, low, high, unit, atom, slack, points, total, largest, furthest
+    )
 
 
 def grid(p: Plan, n: int) -> Grid:
@@ -217,6 +224,6 @@ def grid(p: Plan, n: int) -> Grid:
     widest = jnp.max(p.high - p.low)
     # four points are for rounding to whole spacings
     spacing = jnp.maximum(p.period / n, widest / (n - 4))
-    whole = jnp.floor(p.unit / spacing)
-    spacing = jnp.where(whole >= 1, p.unit / jnp.maximum(whole, 1.0), spacing)
+    whole = jnp.floor(jnp.where(p.unit > 0, p.unit, p.atom) / spacing)
+    spacing = jnp.where(whole >= 1, jnp.where(p.unit > 0, p.unit, p.atom) / jnp.maximum(whole, 1.0), spacing)
     return Grid(p.tilt, p.far_tilt, spacing, jnp.floor(p.low / spacing) - 1, p.slack)

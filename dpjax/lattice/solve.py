@@ -19,7 +19,8 @@ class Found(NamedTuple):
     """A certified answer; scalars. Log delta if delta was asked for.
 
     Attributes:
-      lower, estimate, upper: the derivative is the estimate's.
+      lower, estimate, upper: the estimate is the pessimistic law's, whose error is of second order in the spacing even where
+        the lower end's is of the first; its derivative is the answer's.
       slope: -d log delta / d epsilon, roughly.
       spacing: of the grid.
     """
@@ -180,10 +181,7 @@ def solve(ends: tuple[End, End], grid: Grid, given: Any, plan: planning.Plan, un
             jnp.where(broken, jnp.where(target < infinite_low, jnp.inf, 0.0), lower),
             jnp.where(broken, reach, upper),
         )
-    middle = jnp.where(
-        jnp.isfinite(stop(upper)) & jnp.isfinite(stop(lower)), 0.5 * (stop(lower) + stop(upper)), stop(upper)
-    )
-    inside = jnp.clip(middle, stop(lower), stop(upper))
+    inside = jnp.clip(jnp.where(jnp.isnan(stop(value)), stop(upper), stop(value)), stop(lower), stop(upper))
     value = jnp.where(jnp.isnan(value), stop(inside), value + stop(inside - value))
     return Found(stop(lower), value, stop(upper), s, h)
 

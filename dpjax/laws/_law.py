@@ -61,6 +61,10 @@ class Law:
         """A number of which all finite losses are integer multiples: 0 if none is known, infinite if they are all 0."""
         return 0.0
 
+    def atom(self) -> Any:
+        """A loss that has a probability of its own, which a grid had better hit; 0 if there is none."""
+        return 0.0
+
     def profile(self, x: jax.Array) -> jax.Array:
         """delta(x) = E_P (1 - exp(x - L))_+ for any real x: the hockey-stick divergence of P from Q at exp(x)."""
         t = self.tails(x)
@@ -110,6 +114,9 @@ class Reversed(Law):
 
     def spacing(self):
         return self.law.spacing()
+
+    def atom(self):
+        return -self.law.atom()
 
     def profile(self, x):
         return self.law.profile_below(-x)

@@ -31,6 +31,9 @@ class LaplaceLaw(Law):
     def support(self):
         return -self.mu, self.mu
 
+    def atom(self):
+        return self.mu
+
     def profile(self, x):
         return 0.0 - jnp.expm1(jnp.where(x < -self.mu, x, 0.5 * jnp.minimum(x - self.mu, 0.0)))
 

@@ -112,6 +112,10 @@ class MixedLaw(Law):
     def q_infinite(self):
         return jnp.where(self.rate < 1, 0.0, self.law.q_infinite())
 
+    def atom(self):
+        some, safe = self.rate > 0, jnp.where(self.rate > 0, self.rate, 1.0)
+        return jnp.where(some, mixed_loss(safe, jnp.asarray(self.law.atom(), float)), 0.0)
+
     def spacing(self):
         return jnp.where(self.rate < 1, 0.0, self.law.spacing())
 

@@ -47,9 +47,7 @@ class BoundedRange(Mechanism):
         if self.t is None:
             return
         _validate.in_range("t", self.t, 0.0)
-        traced = _validate.is_traced(self.t) or _validate.is_traced(self.epsilon)
-        if not traced and np.any(np.asarray(self.t) > np.asarray(self.epsilon)):
-            raise ValueError(f"t = {self.t!r}, but it must be a number in [0, epsilon], epsilon = {self.epsilon!r}.")
+        _validate.at_most("t", self.t, "epsilon", self.epsilon)
 
 
 ExponentialMechanism = BoundedRange

@@ -6,7 +6,6 @@ import math
 from typing import Any, NoReturn
 
 import jax
-import numpy as np
 from jax.typing import ArrayLike
 
 from dpjax import _validate
@@ -23,18 +22,6 @@ def _set_count(obj: Any, name: str, low: float) -> None:
 
 def _whole(name: str, value: Any, low: float) -> None:
     _validate.in_range(name, value, low, math.inf, integral=True, high_open=True)
-
-
-def _at_most(name: str, value: Any, limit_name: str, limit: Any) -> None:
-    """Raises ValueError if a concrete value is above a concrete limit."""
-    if _validate.is_traced(value) or _validate.is_traced(limit):
-        return
-    try:
-        too_large = np.asarray(value, np.float64) > np.asarray(limit, np.float64)
-    except (TypeError, ValueError):  # a placeholder put there by a tree transformation
-        return
-    if too_large.any():
-        raise ValueError(f"{name} = {value!r}, but it must be at most {limit_name} = {limit!r}.")
 
 
 def _require_sampleable(sampler: Mechanism, mechanism: Any) -> None:
@@ -115,7 +102,7 @@ class FixedSizeSampled(Mechanism):
         """Raises ValueError if a concrete field is out of range."""
         _whole("dataset_size", self.dataset_size, 1.0)
         _whole("sample_size", self.sample_size, 0.0)
-        _at_most("sample_size", self.sample_size, "dataset_size", self.dataset_size)
+        _validate.at_most("sample_size", self.sample_size, "dataset_size", self.dataset_size)
 
 
 @node
@@ -199,7 +186,7 @@ class RandomAllocation(Mechanism):
         """Raises ValueError if a concrete field is out of range."""
         _whole("num_steps", self.num_steps, 1.0)
         _whole("participations", self.participations, 1.0)
-        _at_most("participations", self.participations, "num_steps", self.num_steps)
+        _validate.at_most("participations", self.participations, "num_steps", self.num_steps)
 
 
 class ShuffledBatches(Mechanism):

@@ -102,6 +102,7 @@ def gaussian_first(delta, x):
     return scipy.integrate.quad(part, -9, 9, limit=400, epsabs=1e-11)[0]
 
 
+@pytest.mark.slow
 def test_an_adaptive_range_beside_a_gaussian():
     """Exact where the Gaussian comes first; no t that is fixed beforehand, in any order, is above it."""
     record = dpjax.BoundedRange(0.8) + dpjax.Gaussian(SIGMA)

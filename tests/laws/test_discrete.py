@@ -126,7 +126,7 @@ def gaussian_xs(sigma, move):
     return [f * far for f in (-1.02, -0.5, -0.03, 0.001, 0.01, 0.2, 0.6, 0.99)] + at_atoms(spacing, move, far)
 
 
-@pytest.mark.parametrize("move", [1, 2, 3, 40])
+@pytest.mark.parametrize("move", [1, *(pytest.param(m, marks=pytest.mark.slow) for m in (2, 3, 40))])
 def test_discrete_gaussian(move):
     """Both sides of sigma = 7 and of where sums are taken term by term."""
     records = [dpjax.DiscreteGaussian(s, move) for s in (0.05, 0.3, 1.0, 3.3, 6.999, 7.0, 7.001, 9.7, 28.3)]
@@ -135,7 +135,7 @@ def test_discrete_gaussian(move):
     lawtools.assert_fits(cases[::3])
 
 
-@pytest.mark.parametrize("move", [1, 6, 1001])
+@pytest.mark.parametrize("move", [6, *(pytest.param(m, marks=pytest.mark.slow) for m in (1, 1001))])
 def test_wide_discrete_gaussian(move):
     records = [dpjax.DiscreteGaussian(s, move) for s in (30.3, 61.7, 400.0, 10000.0)]
     lawtools.assert_law([(r, gaussian_xs(r.sigma, move)) for r in records], oracle_of)

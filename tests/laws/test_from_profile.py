@@ -174,6 +174,7 @@ def test_maximum_of_two_neighbour_pairs_that_each_win_on_a_part():
     assert max(ways) > max(composed(first, first, e), composed(second, second, e))
 
 
+@pytest.mark.slow
 def test_maximum_of_add_and_remove():
     remove = MixedLaw(0.1, GaussianLaw(1.0))
     add = reverse(remove)

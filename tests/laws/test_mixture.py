@@ -94,6 +94,7 @@ def xs(record):
 
 
 @pytest.mark.parametrize("direction", [Adjacency.REMOVE, Adjacency.ADD])
+@pytest.mark.slow
 def test_masses_and_profiles(direction):
     class Added(Mixture):
         def masses(self, x):
@@ -109,12 +110,14 @@ def test_masses_and_profiles(direction):
     lawtools.assert_fits(cases[::4], direction)
 
 
+@pytest.mark.slow
 def test_derivatives():
     """Also in the sensitivities and probabilities, which are normalised."""
     records = [dpjax.MixtureOfGaussians(1.3, *m) for m in (MIXTURES[0], MIXTURES[2])]
     lawtools.assert_derivatives([(r, [-0.6, 0.01, 1.7, 9.0]) for r in records], Mixture)
 
 
+@pytest.mark.slow
 def test_one_distance_is_the_gaussian_and_nought_and_one_the_sampled_one():
     x = jnp.asarray([-2.0, -0.2, 0.0, 0.3, 5.0, 40.0])
     for mixture, plain in (

@@ -159,7 +159,7 @@ def excess(got, want, lower, upper):
     return float((low - got) / unit(low)) if got < low else 0.0
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", [n if n == "remove" else pytest.param(n, marks=pytest.mark.slow) for n in LAWS])
 def test_tails_and_profiles(name):
     compiled = jax.jit(computed(name))
     worst = {}

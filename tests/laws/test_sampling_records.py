@@ -86,7 +86,7 @@ def test_adjacencies_without_an_analysis_are_refused_by_name():
         loss_law(FixedSizeSampled(10, 2, claim), Adjacency.ADD)
     with pytest.raises(NotImplementedError, match="PoissonSampled over Composed under REPLACE_ONE"):
         loss_law(PoissonSampled(0.1, claim), Adjacency.REPLACE_ONE)
-    with pytest.raises(NotImplementedError, match="RandomAllocation is no single run"):
+    with pytest.raises(NotImplementedError, match="RandomAllocation is known through"):
         loss_law(RECORDS["allocation"], Adjacency.ADD)
 
 
