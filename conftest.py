@@ -21,7 +21,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # Formulas, which do not depend on the version of Python: CI checks them on one.
-_FORMULAS = ("tests/laws", "tests/bounded_range")
+_FORMULAS = (
+    "tests/laws",
+    "tests/bounded_range",
+    "tests/lattice",
+    "tests/test_composed_references.py",
+    "tests/test_conversions_curves.py",
+    "tests/test_cumulant.py",
+    "tests/test_problems.py",
+    "tests/test_representations.py",
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -300,6 +300,12 @@ def _by_parameters(bounds, mechanism, number, given, answer, rtol) -> Bounds:
     """Mechanisms known by their parameters alone, which are the same in every direction."""
     found = bounds(mechanism, number, given, answer, rtol if rtol >= 1e-4 else 0.01)
     xp = _precision.namespace(*found)
+    with _validate.collected() as masks:  # of traced numbers; concrete ones were checked
+        composition.check(mechanism)
+    for mask in masks:
+        # a schedule's mask has an axis that the answer has not
+        ok = mask if np.ndim(mask) <= np.ndim(found[0]) else xp.all(mask)
+        found = tuple(x * xp.where(ok, 1.0, xp.nan) for x in found)
     lower, estimate, upper = found
     scale = 1.0 if answer == "log_delta" else xp.abs(upper)
     wide = upper > lower + max(rtol, 1e-12) * scale
