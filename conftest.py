@@ -25,9 +25,12 @@ _FORMULAS = (
     "tests/laws",
     "tests/bounded_range",
     "tests/lattice",
+    "tests/test_certificate.py",
+    "tests/test_closed_form.py",
     "tests/test_composed_references.py",
     "tests/test_conversions_curves.py",
     "tests/test_cumulant.py",
+    "tests/test_levy.py",
     "tests/test_problems.py",
     "tests/test_representations.py",
 )
