@@ -125,6 +125,8 @@ def _answer(
     else:
         log = lambda x: xp.where(x > 0, xp.log(xp.where(x > 0, x, 1.0)), -xp.inf)
         value = xp.where(given > 0, log(limits.infinite), 0.0)
+        beyond = (given >= limits.largest) & (given > 0) & (limits.infinite == 0)  # delta is exactly 0
+        settled = settled | beyond
     safe: Any = xp.where(settled | xp.isnan(given), -1.0 if unknown == "epsilon" else 1.0, given)
     if once and method != "lattice":
         found = (_single if traced else _concrete_single)(terms, safe, direction, unknown)

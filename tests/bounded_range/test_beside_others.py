@@ -83,8 +83,9 @@ def test_epsilon_of_fixed_pairs(name):
     record, pairs, deltas, other = FIXED[name]
     profile, mechanism = OTHERS[other]
     exact = beside(profile, pairs, X, deltas)
-    back = dpjax.epsilon_bounds(record + mechanism, exact[1:])
-    assert np.all(back.lower <= X[1:] * (1 + 1e-9)) and np.all(X[1:] * (1 - 1e-9) <= back.upper)
+    some = (X > 0) & (exact > 0)  # delta 0 says only that epsilon is beyond the largest loss
+    back = dpjax.epsilon_bounds(record + mechanism, exact[some])
+    assert np.all(back.lower <= X[some] * (1 + 1e-9)) and np.all(X[some] * (1 - 1e-9) <= back.upper)
     assert np.all(back.upper - back.lower < 0.01)
 
 
@@ -127,9 +128,9 @@ def test_two_adaptive_ranges(other):
     up = lambda t: np.expm1(t - 0.8) / np.expm1(-0.8)
     then = lambda x: np.max([beside(profile, [(0.8, u)], x) for u in ts], axis=0)
     moving = np.max([up(t) * then(X - t) + (1 - up(t)) * then(X + 0.8 - t) for t in ts], axis=0)
-    assert np.all(fixed <= moving) and np.all(moving <= bounds.upper)
+    # the upper end is against one who sees the other mechanism first, too: more than this adversary does
+    assert np.all(fixed <= moving * (1 + 1e-12)) and np.all(moving <= bounds.upper)
     assert np.all(bounds.lower <= moving)
-    assert np.all(bounds.upper <= 1.1 * moving + 1e-9)
     least = dpjax.epsilon_bounds(dpjax.BoundedRange(0.8) * 2 + mechanism, moving[1:])
     assert np.all(least.upper >= X[1:] * (1 - 1e-9)) and np.all(least.lower <= least.upper)
 
