@@ -19,6 +19,7 @@ from dpjax.laws.allocation import poisson_steps, random_allocation_profile
 from dpjax.laws.claims import bounded_range_law
 from dpjax.laws.from_profile import connect_the_dots
 from dpjax.mechanisms import Adjacency, BoundedRange, RandomAllocation
+from dpjax.pairs import REVERSE
 
 _POINTS = 256  # thresholds on either side of 0; chords between them cost about 0.5% of delta
 _DEEPEST = -40.0  # log of the delta up to which a profile is followed
@@ -114,7 +115,7 @@ def _kept_epoch(structure: Any, leaves: tuple, direction: Adjacency) -> Law:
         else np.linspace(0, end, _POINTS)
     )
     x = np.concatenate([-x[:0:-1], x])
-    other = {Adjacency.REMOVE: Adjacency.ADD, Adjacency.ADD: Adjacency.REMOVE}[direction]
+    other = REVERSE[direction]
 
     def bound(x, way):
         steps_profile = lambda y: accounting.delta(steps, np.asarray(y), adjacency=way, rtol=1e-4)

@@ -18,7 +18,7 @@ from dpjax import _by_laws, _lanes, _order, _precision, _validate, closed_form, 
 from dpjax._plan import Problem, largest_loss, log_touched
 from dpjax.laws import check_adjacency
 from dpjax.mechanisms import COMPOSITIONS, Adjacency, Mechanism, known_by_parameters
-from dpjax.pairs import SampledGaussianPair, directions
+from dpjax.pairs import REVERSE, SampledGaussianPair, directions
 
 METHODS = ("auto", "closed_form", "contour", "levy", "lattice")
 
@@ -324,13 +324,6 @@ class _Direction(NamedTuple):
     value: Any
 
 
-_REVERSE = {
-    Adjacency.ADD: Adjacency.REMOVE,
-    Adjacency.REMOVE: Adjacency.ADD,
-    Adjacency.REPLACE_ONE: Adjacency.REPLACE_ONE,
-}
-
-
 def _prepare(query: _Query, args: tuple, direction: Adjacency) -> _Direction:
     """Sets aside invalid lanes and limits with exact answers; the rest is for an engine."""
     *leaves, given = args
@@ -345,7 +338,7 @@ def _prepare(query: _Query, args: tuple, direction: Adjacency) -> _Direction:
         known = given
     if not for_epsilon:
         mirrored = known < 0
-        pair = composition.problem(query.structure, tuple(leaves), _REVERSE[direction]).pair
+        pair = composition.problem(query.structure, tuple(leaves), REVERSE[direction]).pair
         swapped = (xp.where(mirrored[:, None, None], b, a) for a, b in zip(problem.pair[2:], pair[2:], strict=True))
         problem = problem._replace(pair=SampledGaussianPair(*problem.pair[:2], *swapped))
         known = abs(known)

@@ -22,6 +22,15 @@ DIRECTIONS = {
     Adjacency.REMOVE: (Adjacency.REMOVE,),
 }
 
+# The same with the two datasets exchanged: P and Q change places.
+REVERSE = {
+    Adjacency.ADD_OR_REMOVE_ONE: Adjacency.ADD_OR_REMOVE_ONE,
+    Adjacency.REPLACE_SPECIAL: Adjacency.REPLACE_SPECIAL,
+    Adjacency.REPLACE_ONE: Adjacency.REPLACE_ONE,
+    Adjacency.ADD: Adjacency.REMOVE,
+    Adjacency.REMOVE: Adjacency.ADD,
+}
+
 # How far one record can move the sum, in units of the norm bound.
 _SENSITIVITY = {Adjacency.REMOVE: 1.0, Adjacency.ADD: 1.0, Adjacency.REPLACE_ONE: 2.0}
 

@@ -133,8 +133,8 @@ def _recursion(start: jax.Array, factor: jax.Array) -> jax.Array:
     def double(i, state):
         x, f = state
         step = jnp.left_shift(jnp.int32(1), i)
-        shift = lambda a, fill: lax.dynamic_slice(jnp.concatenate([jnp.full(n, fill, a.dtype), a]), (n - step,), (n,))
-        return x + f * shift(x, 0.0), f * shift(f, 0.0)
+        shift = lambda a: lax.dynamic_slice(jnp.concatenate([jnp.zeros(n, a.dtype), a]), (n - step,), (n,))
+        return x + f * shift(x), f * shift(f)
 
     return lax.fori_loop(0, min(int(n - 1).bit_length(), _DOUBLINGS), double, (start, factor))[0]
 

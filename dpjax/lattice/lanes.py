@@ -56,8 +56,8 @@ def _join(parts: Any, axis: int = 0) -> Any:
 
 
 @partial(jax.jit, static_argnames="direction")
-def _laws_of(record: Mechanism, *, direction: Adjacency):
-    return jax.vmap(jax.vmap(lambda r: loss_law(r, direction)))(record)
+def _laws_in_lanes(records: tuple, *, direction: Adjacency) -> tuple:
+    return jax.vmap(lambda lane: _laws(lane, direction))(records)
 
 
 @jax.jit
@@ -178,7 +178,7 @@ def solve_concrete(
     blank = lambda x: np.full(lanes, x)
     answer = Answer(blank(-np.inf), blank(np.nan), blank(np.inf), np.zeros(lanes, bool), np.zeros(lanes))
     records, counts = _padded(terms)
-    laws = tuple(jax.tree.map(np.asarray, _laws_of(record, direction=direction)) for record in records)
+    laws = jax.tree.map(np.asarray, _laws_in_lanes(records, direction=direction))
     sketches = _join([_sketches(law) for law in laws], 1)
     plan = _in_chunks(
         lambda part: _plans(*part, unknown=unknown),

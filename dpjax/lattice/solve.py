@@ -165,9 +165,8 @@ def solve(ends: tuple[End, End], grid: Grid, given: Any, plan: planning.Plan, un
         lower = jnp.where(target < infinite_low, jnp.inf, lower)
         start = stop(jnp.where(jnp.isfinite(upper), 0.5 * (lower + upper), plan.epsilon))
         value = start
-        for _ in range(
-            2
-        ):  # two steps of Newton's method carry first and second derivatives by the implicit function theorem
+        # two steps of Newton's method carry first and second derivatives by the implicit function theorem
+        for _ in range(2):
             at, slope = jax.value_and_grad(smooth)(value)
             value = value - (at - given) / jnp.where(slope < 0, slope, -1.0)
         value = jnp.where(start > 0, value, 0.0)

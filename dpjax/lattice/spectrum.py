@@ -161,9 +161,8 @@ def _term(c: Cells, count: Any, low: Any, grid: Grid, n: int) -> tuple[End, End]
         return jnp.log1p(jnp.exp(log_up)) + log_step(tilt, angle), log_up + log_step(1 + tilt, angle)
 
     def shares(tilt, angle):
-        both = (
-            np.log(2.0) + log_step(tilt, angle) + tilt * h
-        )  # neighbouring cells share their points: two steps at most
+        # neighbouring cells share their points: two steps at most
+        both = np.log(2.0) + log_step(tilt, angle) + tilt * h
         return both, jnp.full_like(both, -1e300)
 
     masses, infinite = pessimistic(c, h)

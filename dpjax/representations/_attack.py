@@ -11,7 +11,8 @@ from jax.typing import ArrayLike
 
 from dpjax import _validate, accounting, composition
 from dpjax.mechanisms import Adjacency, Mechanism
-from dpjax.representations._question import SWAPPED, is_traced, require
+from dpjax.pairs import REVERSE
+from dpjax.representations._question import is_traced, require
 
 _STEPS = np.array([-3.0, -2.0, -1.0, 1.0, 2.0, 3.0])
 _WEIGHTS = np.array([-1.0, 9.0, -45.0, 45.0, -9.0, 1.0]) / 60  # of the first derivative
@@ -115,7 +116,7 @@ def attack_rates(mechanism: Mechanism, *, prior: ArrayLike, adjacency: Adjacency
 
 def _false_positives(mechanism: Mechanism, tau: Any, adjacency: Adjacency, xp: Any) -> Any:
     """Q(L > tau) = -exp(-tau) d delta / d tau, by a central difference on the side where delta is small."""
-    swapped = SWAPPED[adjacency]
+    swapped = REVERSE[adjacency]
     step = 1e-2 if tau.dtype == np.float64 else 0.1
     # a scale of the loss: the total variation is about 0.4 of its standard deviation while that is small
     scale = accounting.delta(mechanism, xp.zeros_like(tau), adjacency=adjacency, rtol=1e-6)

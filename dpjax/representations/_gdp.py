@@ -20,8 +20,8 @@ from jax.scipy.special import ndtri
 
 from dpjax import accounting, composition
 from dpjax.mechanisms import Adjacency, Gaussian, Mechanism, PoissonSampled
-from dpjax.pairs import directions
-from dpjax.representations._question import SWAPPED, is_traced, members, require
+from dpjax.pairs import REVERSE, directions
+from dpjax.representations._question import is_traced, members, require
 
 _START = 96
 _SPLITS = 32  # cells split in a round
@@ -65,7 +65,7 @@ def gdp_mu(mechanism: Mechanism, *, adjacency: Adjacency = Adjacency.ADD_OR_REMO
     xp = jnp if traced else np
     zero = xp.zeros(shape)
     value = xp.zeros(shape)
-    for direction in {adjacency: None, SWAPPED[adjacency]: None}:
+    for direction in {adjacency: None, REVERSE[adjacency]: None}:
         end = xp.asarray(accounting.epsilon(mechanism, zero, adjacency=direction))
         failing = xp.asarray(accounting.delta(mechanism, zero + xp.inf, adjacency=direction)) > 0
         bounded = end < xp.inf

@@ -1,4 +1,4 @@
-"""What the queries of this package share: their arguments, and the two sides of a pair."""
+"""What the queries of this package share: their arguments."""
 
 from __future__ import annotations
 
@@ -8,15 +8,6 @@ import jax
 
 from dpjax import _validate, composition
 from dpjax.mechanisms import Adjacency, Composed, ComposedOver, Mechanism, SelfComposed
-
-# P and Q change places.
-SWAPPED = {
-    Adjacency.ADD_OR_REMOVE_ONE: Adjacency.ADD_OR_REMOVE_ONE,
-    Adjacency.REPLACE_SPECIAL: Adjacency.REPLACE_SPECIAL,
-    Adjacency.REPLACE_ONE: Adjacency.REPLACE_ONE,
-    Adjacency.ADD: Adjacency.REMOVE,
-    Adjacency.REMOVE: Adjacency.ADD,
-}
 
 
 def is_traced(mechanism: Mechanism, *numbers: Any) -> bool:

@@ -22,7 +22,8 @@ from jax.typing import ArrayLike
 
 from dpjax import _validate, accounting, composition
 from dpjax.mechanisms import Adjacency, Mechanism
-from dpjax.representations._question import SWAPPED, is_traced, require
+from dpjax.pairs import REVERSE
+from dpjax.representations._question import is_traced, require
 
 _FIRST = np.concatenate([[0.0], np.geomspace(1e-6, 1.0, 27)])  # in units of the largest threshold that may help
 _INNER = 8  # points between the ends of a bracket
@@ -105,9 +106,9 @@ def _unit(xp: Any) -> float:
 def _profile(mechanism: Mechanism, e: Any, steep: Any, adjacency: Adjacency, xp: Any, rtol: float = 1e-10) -> Any:
     """D where ``steep``, D_rev elsewhere, at e >= 0."""
     d = accounting.delta(mechanism, e, adjacency=adjacency, rtol=rtol)
-    if SWAPPED[adjacency] is adjacency:
+    if REVERSE[adjacency] is adjacency:
         return d
-    return xp.where(steep, d, accounting.delta(mechanism, e, adjacency=SWAPPED[adjacency], rtol=rtol))
+    return xp.where(steep, d, accounting.delta(mechanism, e, adjacency=REVERSE[adjacency], rtol=rtol))
 
 
 def _power(x: Any, e: Any, d: Any, xp: Any) -> Any:

@@ -3,12 +3,12 @@
 import functools
 import itertools
 import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from samplingtools import DIRECTIONS, ORACLES, X, double, stick  # noqa: F401
 
 from dpjax import Adjacency, Gaussian, PoissonSampled
 from dpjax.laws import loss_law
@@ -22,21 +22,6 @@ from dpjax.laws.allocation import (
 )
 from dpjax.laws.finite import FiniteLaw, from_masses
 from dpjax.laws.gaussian import GaussianLaw
-
-ORACLES = Path(__file__).parents[1] / "oracles"
-X = np.concatenate([-np.geomspace(1e-4, 6, 30)[::-1], [0.0], np.geomspace(1e-4, 6, 30)])
-DIRECTIONS = (Adjacency.REMOVE, Adjacency.ADD)
-
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
-
-
-def stick(p, q, x=X):
-    """The hockey-stick divergence at exp(x)."""
-    return np.maximum(p - np.exp(x)[:, None] * q, 0).sum(-1)
 
 
 @jax.jit
