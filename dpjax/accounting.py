@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from dpjax import _by_laws, _lanes, _order, _precision, _validate, closed_form, composition
 from dpjax._plan import Problem, largest_loss, log_touched
 from dpjax.laws import check_adjacency
-from dpjax.mechanisms import COMPOSITIONS, Adjacency, Mechanism, known_by_parameters
+from dpjax.mechanisms import COMPOSITIONS, Adjacency, Mechanism, attained, known_by_parameters
 from dpjax.pairs import REVERSE, SampledGaussianPair, directions
 
 METHODS = ("auto", "closed_form", "contour", "levy", "lattice")
@@ -28,8 +28,9 @@ class Status(enum.IntEnum):
 
     CONVERGED: as narrow as ``rtol`` asks. ROUNDING: float64 has no more digits here, the terms of the sum cancel too
     far. MAX_NODES: ``max_nodes`` contour nodes did not suffice. GRID: as wide as a grid leaves it: the lattice aims at 1e-3
-    of delta, or ``rtol`` if that is more; ``bounded_range`` at 1% unless an rtol of 1e-4 or more asks for another. In each case
-    the interval is certified. INVALID: an argument was out of range, and the answer is NaN.
+    of delta, or ``rtol`` if that is more; ``bounded_range`` at 1% unless an rtol of 1e-4 or more asks for another. ONE_SIDED: the
+    mechanism's analysis is itself an upper bound, and nothing is known from below: ``lower`` says so, ``estimate`` is the
+    bound's. In each case the interval is certified. INVALID: an argument was out of range, and the answer is NaN.
     """
 
     CONVERGED = 0
@@ -37,6 +38,7 @@ class Status(enum.IntEnum):
     MAX_NODES = 2
     INVALID = 3
     GRID = 4
+    ONE_SIDED = 5
 
 
 class Method(enum.IntEnum):
@@ -273,6 +275,24 @@ def _ask(mechanism, number, given, answer, adjacency, method, rtol, max_nodes, p
     _validate.in_range("max_nodes", max_nodes, 64, 65536, integral=True)
     composition.check(mechanism)
     check_adjacency(mechanism, adjacency)
+    found = _found(mechanism, number, given, answer, adjacency, method, rtol, int(max_nodes))
+    return found if attained(mechanism) else _one_sided(found, answer)
+
+
+def _one_sided(found: Bounds, answer: str) -> Bounds:
+    """What is left of an answer about a pair that no mechanism may have."""
+    xp = _precision.namespace(found.upper)
+    nothing = -xp.inf if answer == "log_delta" else 0.0
+    exact = xp.isnan(found.upper) | (found.upper <= nothing)
+    lower = xp.where(exact, found.lower, nothing)
+    status = xp.where(exact, found.status, int(Status.ONE_SIDED))
+    return (
+        found._replace(lower=lower, status=status) if xp is jnp else found._replace(lower=lower[()], status=status[()])
+    )
+
+
+def _found(mechanism, number, given, answer, adjacency, method, rtol, max_nodes) -> Bounds:
+    """The answer about the dominating pairs."""
     if method == "auto" and known_by_parameters(mechanism):
         from dpjax import parametric  # only loaded when asked for
 
@@ -283,7 +303,7 @@ def _ask(mechanism, number, given, answer, adjacency, method, rtol, max_nodes, p
     if by_laws and method in ("contour", "levy"):
         raise NotImplementedError(f"method = {method!r} knows Gaussians only; {mechanism!r} has others: use 'lattice'.")
     query = _Query(
-        laid.structure, adjacency, answer, given, method, rtol, int(max_nodes), not isinstance(mechanism, COMPOSITIONS)
+        laid.structure, adjacency, answer, given, method, rtol, max_nodes, not isinstance(mechanism, COMPOSITIONS)
     )
     args = (*laid.leaves, laid.given)
     if any(_validate.is_traced(a) for a in args):

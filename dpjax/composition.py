@@ -7,6 +7,7 @@ dominating pairs of one direction.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -40,11 +41,11 @@ class Layout(NamedTuple):
 def check(mechanism: Mechanism) -> None:
     """Checks the concrete fields of every record in ``mechanism``: a tree transformation may have put bad ones there."""
     mechanism.check()  # type: ignore[attr-defined]
-    if isinstance(mechanism, Composed):
-        for member in mechanism.mechanisms:
-            check(member)
-    elif hasattr(mechanism, "mechanism"):
-        check(mechanism.mechanism)  # type: ignore[attr-defined]
+    for field in dataclasses.fields(mechanism):  # type: ignore[arg-type]
+        value = getattr(mechanism, field.name)
+        for member in value if isinstance(value, tuple) else (value,):
+            if isinstance(member, Mechanism):
+                check(member)
 
 
 def all_gaussian(mechanism: Mechanism) -> bool:

@@ -12,6 +12,7 @@ from dpjax.mechanisms._base import Composed as Composed
 from dpjax.mechanisms._base import ComposedOver as ComposedOver
 from dpjax.mechanisms._base import Mechanism as Mechanism
 from dpjax.mechanisms._base import SelfComposed as SelfComposed
+from dpjax.mechanisms._base import attained as attained
 from dpjax.mechanisms.claims import PARAMETRIC as PARAMETRIC
 from dpjax.mechanisms.claims import ZCDP as ZCDP
 from dpjax.mechanisms.claims import ApproximateDP as ApproximateDP

@@ -171,6 +171,8 @@ class RenyiDP(Mechanism):
       RenyiDP(array([0.5, 2. , 8. ]), array([0.01, 0.04, 0.16]))
     """
 
+    ATTAINED = "single"  # one threshold at a time: no mechanism has the whole profile
+
     orders: ArrayLike = event()
     epsilons: ArrayLike = event()
 
@@ -200,6 +202,8 @@ class ZCDP(Mechanism):
       >>> dpjax.ZCDP(0.1)
       ZCDP(0.1, 0)
     """
+
+    ATTAINED = "single"  # as RenyiDP
 
     rho: ArrayLike
     delta: ArrayLike = 0.0

@@ -130,6 +130,8 @@ class TruncatedPoissonSampled(Mechanism):
       TruncatedPoissonSampled(60000, 0.01, 700, Gaussian(1))
     """
 
+    ATTAINED = "never"  # the size of the batch is not published
+
     dataset_size: ArrayLike
     sampling_probability: ArrayLike
     max_batch_size: ArrayLike
@@ -171,6 +173,8 @@ class RandomAllocation(Mechanism):
       >>> dpjax.RandomAllocation(100, dpjax.Gaussian(1.0)) * 5
       SelfComposed(RandomAllocation(100, Gaussian(1), 1), 5)
     """
+
+    ATTAINED = "never"
 
     num_steps: ArrayLike
     mechanism: Mechanism

@@ -77,6 +77,8 @@ class ReportNoisyMax(Mechanism):
       ReportNoisyMax(Laplace(4))
     """
 
+    ATTAINED = "never"
+
     noise: Mechanism
 
     def __post_init__(self):
