@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax import adaptive as adaptive
     from dpjax import bounded_range as bounded_range
     from dpjax import conversions as conversions
+    from dpjax import ledger as ledger
     from dpjax import pure_dp as pure_dp
     from dpjax.accounting import Bounds as Bounds
     from dpjax.accounting import Method as Method
@@ -108,6 +109,7 @@ _HOME = {  # None: the name is that of a module
     "epsilon": "accounting",
     "epsilon_bounds": "accounting",
     "gdp_mu": "representations",
+    "ledger": None,
     "log_delta": "accounting",
     "privacy_loss_cdf": "loss_distribution",
     "pure_dp": None,
