@@ -273,6 +273,7 @@ def _ask(mechanism, number, given, answer, adjacency, method, rtol, max_nodes, p
     _validate.in_range("max_nodes", max_nodes, 64, 65536, integral=True)
     composition.check(mechanism)
     check_adjacency(mechanism, adjacency)
+    mechanism = composition.reduced(mechanism)
     if method == "auto" and known_by_parameters(mechanism):
         from dpjax import parametric  # only loaded when asked for
 

@@ -62,6 +62,9 @@ SIMPLE = {
     "DiscreteLoss": distributions(dpjax.DiscreteLoss, weights, weights),
     "Gaussian": st.builds(dpjax.Gaussian, POSITIVE),
     "Laplace": st.builds(dpjax.Laplace, POSITIVE),
+    "MatrixFactorization": st.builds(
+        dpjax.MatrixFactorization, POSITIVE, st.floats(0, 1e300, exclude_min=True)
+    ),
     "MassAtInfinity": st.builds(dpjax.MassAtInfinity, UNIT),
     "MixtureOfGaussians": distributions(
         lambda c, p: dpjax.MixtureOfGaussians(1.5, c, p), events(0, 1e300), weights
@@ -72,6 +75,9 @@ SIMPLE = {
     "RandomizedResponse": st.builds(dpjax.RandomizedResponse, FINITE, st.integers(2, 9)),
     "RenyiDP": distributions(dpjax.RenyiDP, events(0.5, 1e300), events(0, math.inf)),
     "ReportNoisyMax": st.builds(lambda b: dpjax.ReportNoisyMax(dpjax.Laplace(b)), POSITIVE),
+    "TreeAggregation": st.builds(
+        dpjax.TreeAggregation, st.floats(0, math.inf), st.integers(0, 10**6) | st.lists(whole(0), min_size=1, max_size=3)
+    ),
     "ZCDP": st.builds(dpjax.ZCDP, FINITE, st.floats(0, 1)),
 }  # fmt: skip
 UNSAMPLED = st.one_of(*SIMPLE.values())

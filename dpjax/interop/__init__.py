@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
         module = importlib.import_module(f"{__name__}.{home}")
     except ModuleNotFoundError as error:
         package, distribution = _NEEDS.get(home, (None, None))
-        if error.name not in ("dp_accounting", package):
+        if (error.name or "").partition(".")[0] not in ("dp_accounting", package):
             raise
         raise ModuleNotFoundError(
             f"dpjax.interop.{name} needs {package}: pip install {distribution}", name=error.name

@@ -33,6 +33,7 @@ from dpjax.mechanisms import (
     RandomizedResponse,
     RenyiDP,
     SelfComposed,
+    TreeAggregation,
     TruncatedPoissonSampled,
 )
 
@@ -110,7 +111,7 @@ def flat(mechanism: Mechanism) -> list[tuple[Mechanism, float]]:
     if isinstance(mechanism, Composed):
         return [pair for member in mechanism.mechanisms for pair in flat(member)]
     if isinstance(mechanism, SelfComposed):
-        return [(m, float(count * mechanism.count)) for m, count in flat(mechanism.mechanism)]
+        return [(m, count * float(np.asarray(mechanism.count))) for m, count in flat(mechanism.mechanism)]
     return [(mechanism, 1.0)]
 
 
@@ -173,14 +174,13 @@ def _randomized_response(event: Any, adjacency: Adjacency) -> Mechanism:
     if adjacency is Adjacency.REPLACE_ONE:
         return RandomizedResponse(_up(math.log1p(k * (1 - p) / p)), k)
     rest = (k - 1) / k
-    return DiscreteLoss([1 - p * rest, p * rest], [1 - rest, rest])
+    return DiscreteLoss(np.array([1 - p * rest, p * rest]), np.array([1 - rest, rest]))
 
 
 def _mixture_of_gaussians(event: Any, adjacency: Adjacency) -> Mechanism:
-    moves = [float(c) for c in event.sensitivities]
-    mixture = MixtureOfGaussians(event.standard_deviation, moves, [float(p) for p in event.sampling_probs])
-    still = sum(p for c, p in zip(moves, event.sampling_probs, strict=True) if c == 0)
-    if not any(c > 0 and p > 0 for c, p in zip(moves, event.sampling_probs, strict=True)):
+    moves, shares = np.array(event.sensitivities, np.float64), np.array(event.sampling_probs, np.float64)
+    mixture = MixtureOfGaussians(event.standard_deviation, moves, shares)
+    if not np.any((moves > 0) & (shares > 0)):
         return NOTHING
     if adjacency is Adjacency.REPLACE_ONE:
         raise UnsupportedEvent(
@@ -188,7 +188,10 @@ def _mixture_of_gaussians(event: Any, adjacency: Adjacency) -> Mechanism:
             "neighboring_relation must be `ADD_OR_REMOVE_ONE` or `REPLACE_SPECIAL` for `MixtureOfGaussiansDpEvent`; found "
             "REPLACE_ONE, where the other record moves the sum, too.",
         )
-    return DiscreteLoss([still, 1.0 - still], [1.0, 0.0]) if event.standard_deviation == 0 else mixture
+    if event.standard_deviation == 0:
+        still = float(np.sum(shares[moves == 0]))
+        return DiscreteLoss(np.array([still, 1.0 - still]), np.array([1.0, 0.0]))
+    return mixture
 
 
 def _zcdp(event: Any, adjacency: Adjacency) -> Mechanism:
@@ -202,7 +205,7 @@ def _zcdp(event: Any, adjacency: Adjacency) -> Mechanism:
 
 
 def _composed(event: Any, adjacency: Adjacency) -> Mechanism:
-    return Composed([from_dp_event(e, adjacency) for e in event.events])
+    return Composed(tuple(from_dp_event(e, adjacency) for e in event.events))
 
 
 def _self_composed(event: Any, adjacency: Adjacency) -> Mechanism:
@@ -250,6 +253,16 @@ def _truncated(event: Any, adjacency: Adjacency) -> Mechanism:
     return TruncatedPoissonSampled(size, event.sampling_probability, most, base)
 
 
+def _tree_aggregation(event: Any, adjacency: Adjacency) -> Mechanism:
+    if adjacency not in (Adjacency.REPLACE_ONE, Adjacency.REPLACE_SPECIAL):
+        raise UnsupportedEvent(
+            event,
+            "neighboring_relation must be `REPLACE_SPECIAL` or `REPLACE_ONE` for `SingleEpochTreeAggregationDpEvent`; found "
+            f"{adjacency.name}, where a record more moves those after it to other steps.",
+        )
+    return TreeAggregation(event.noise_multiplier, np.asarray(event.step_counts, np.float64))
+
+
 def _random_allocation(event: Any, adjacency: Adjacency) -> Mechanism:
     steps, selected = _int("num_steps", event.num_steps), _int("num_selected", event.num_selected)
     return _sampled(event, adjacency, lambda base: RandomAllocation(steps, base, selected))
@@ -284,6 +297,7 @@ _RULES: dict[str, Callable[[Any, Adjacency], Mechanism]] = {
     "RandomizedResponseDpEvent": _randomized_response,
     "SampledWithoutReplacementDpEvent": _sampled_without_replacement,
     "SelfComposedDpEvent": _self_composed,
+    "SingleEpochTreeAggregationDpEvent": _tree_aggregation,
     "TruncatedSubsampledGaussianDpEvent": _truncated,
     "ZCDpEvent": _zcdp,
 }

@@ -65,7 +65,7 @@ class Run:
             groups.setdefault((key[:2], key if alone else None), []).append(pair)
         parts = [_schedule(pairs) for pairs in groups.values()]
         parts += [SelfComposed(record, count) for record, count in self._ordered]
-        return parts[0] if len(parts) == 1 else Composed(parts) if parts else NOTHING
+        return parts[0] if len(parts) == 1 else Composed(tuple(parts)) if parts else NOTHING
 
 
 def _key(mechanism: Mechanism) -> tuple:
@@ -114,5 +114,6 @@ def require_analysis(record: Mechanism, adjacency: Adjacency) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def _require_law(structure: Any, shapes: tuple, direction: Adjacency) -> None:
-    placed = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
-    jax.eval_shape(lambda leaves: loss_law(jax.tree.unflatten(structure, leaves), direction), placed)
+    with jax.enable_x64(True):
+        placed = [jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes]
+        jax.eval_shape(lambda leaves: loss_law(jax.tree.unflatten(structure, leaves), direction), placed)

@@ -23,6 +23,7 @@ from dpjax.mechanisms import (
     Gaussian,
     Laplace,
     MassAtInfinity,
+    MatrixFactorization,
     Mechanism,
     MixtureOfGaussians,
     PermuteAndFlip,
@@ -31,6 +32,7 @@ from dpjax.mechanisms import (
     RandomAllocation,
     RandomizedResponse,
     SelfComposed,
+    TreeAggregation,
     TruncatedPoissonSampled,
 )
 
@@ -155,6 +157,11 @@ def _random_allocation(record: RandomAllocation) -> Any:
     return _new("RandomAllocation", record, _event(record.mechanism), selected, steps)
 
 
+def _tree_aggregation(record: TreeAggregation) -> Any:
+    counts = [_whole("step_counts", x) for x in np.asarray(record.step_counts)]
+    return _new("SingleEpochTreeAggregation", record, _number(record.noise_multiplier), counts)
+
+
 def _self_composed(record: SelfComposed) -> Any:
     count = _whole("count", record.count)
     if count == 0:
@@ -183,6 +190,7 @@ _RULES: dict[type, Callable[[Any], Any]] = {
     Gaussian: lambda r: _new("Gaussian", r, _number(r.noise_multiplier)),
     Laplace: lambda r: _new("Laplace", r, _number(r.noise_multiplier)),
     MassAtInfinity: _mass,
+    MatrixFactorization: lambda r: _event(r.gaussian()),
     MixtureOfGaussians: lambda r: _new(
         "MixtureOfGaussians", r, _number(r.noise_multiplier), list(map(float, r.sensitivities)), list(map(float, r.probabilities))
     ),
@@ -192,6 +200,7 @@ _RULES: dict[type, Callable[[Any], Any]] = {
     RandomAllocation: _random_allocation,
     RandomizedResponse: _randomized_response,
     SelfComposed: _self_composed,
+    TreeAggregation: _tree_aggregation,
     TruncatedPoissonSampled: _truncated,
     ZCDP: _zcdp,
 }  # fmt: skip
