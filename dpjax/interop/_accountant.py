@@ -81,10 +81,14 @@ class DpjaxAccountant(PrivacyAccountant):
         """The smallest epsilon for which everything composed is (epsilon, target_delta)-DP, from above."""
         if not self._run.is_private():
             return math.inf
+        if self._run.is_empty():
+            return 0.0
         return float(accounting.epsilon(self.mechanism, target_delta, adjacency=self.adjacency))
 
     def get_delta(self, target_epsilon: float) -> float:
         """The smallest delta for which everything composed is (target_epsilon, delta)-DP, from above."""
         if not self._run.is_private():
             return 1.0
+        if self._run.is_empty():
+            return 0.0
         return float(accounting.delta(self.mechanism, target_epsilon, adjacency=self.adjacency))

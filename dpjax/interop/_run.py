@@ -57,6 +57,10 @@ class Run:
         """Whether no record gives everything away."""
         return not any(isinstance(m, MassAtInfinity) and m.delta == 1 and n > 0 for m, n in self._counts.values())
 
+    def is_empty(self) -> bool:
+        """Whether nothing was run."""
+        return not (self._counts or self._ordered)
+
     def mechanism(self) -> Mechanism:
         """The whole run."""
         groups: dict[Any, list[tuple[Mechanism, float]]] = {}
