@@ -7,7 +7,7 @@ from typing import Any
 
 from dp_accounting import NeighboringRelation, PrivacyAccountant
 
-from dpjax import accounting
+from dpjax import _validate, accounting
 from dpjax.interop._events import UnsupportedEvent, from_dp_event
 from dpjax.interop._neighbors import from_neighboring_relation
 from dpjax.interop._run import Run, asked_under, require_analysis
@@ -79,6 +79,7 @@ class DpjaxAccountant(PrivacyAccountant):
 
     def get_epsilon(self, target_delta: float) -> float:
         """The smallest epsilon for which everything composed is (epsilon, target_delta)-DP, from above."""
+        _validate.in_range("target_delta", target_delta, 0.0, 1.0)
         if not self._run.is_private():
             return math.inf
         if self._run.is_empty():
@@ -87,6 +88,7 @@ class DpjaxAccountant(PrivacyAccountant):
 
     def get_delta(self, target_epsilon: float) -> float:
         """The smallest delta for which everything composed is (target_epsilon, delta)-DP, from above."""
+        _validate.in_range("target_epsilon", target_epsilon)
         if not self._run.is_private():
             return 1.0
         if self._run.is_empty():
