@@ -40,7 +40,7 @@ EVENTS = [
     (event("MixtureOfGaussians", standard_deviation=1.0, sensitivities=[0, 2], sampling_probs=[0.5, 0.5]),
      dpjax.MixtureOfGaussians(1.0, [0.0, 2.0], [0.5, 0.5])),
     (event("MixtureOfGaussians", standard_deviation=0.0, sensitivities=[0, 2], sampling_probs=[0.25, 0.75]),
-     dpjax.DiscreteLoss([0.25, 0.75], [1.0, 0.0])),
+     dpjax.MixtureOfGaussians(0.0, [0.0, 2.0], [0.25, 0.75])),
     (event("MixtureOfGaussians", standard_deviation=0.0, sensitivities=[0], sampling_probs=[1.0]), dpjax.Composed(())),
     (event("ZC", rho=0.1, xi=0.0), None),
     (event("Composed", events=[gaussian(), event("NoOp")]), dpjax.Composed([dpjax.Gaussian(2.0), dpjax.Composed(())])),

@@ -188,9 +188,6 @@ def _mixture_of_gaussians(event: Any, adjacency: Adjacency) -> Mechanism:
             "neighboring_relation must be `ADD_OR_REMOVE_ONE` or `REPLACE_SPECIAL` for `MixtureOfGaussiansDpEvent`; found "
             "REPLACE_ONE, where the other record moves the sum, too.",
         )
-    if event.standard_deviation == 0:
-        still = float(np.sum(shares[moves == 0]))
-        return DiscreteLoss(np.array([still, 1.0 - still]), np.array([1.0, 0.0]))
     return mixture
 
 

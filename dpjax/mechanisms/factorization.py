@@ -20,7 +20,7 @@ from jax.typing import ArrayLike
 from dpjax import _validate
 from dpjax._pytree import event, node
 from dpjax.mechanisms._base import Composed, Mechanism, SelfComposed, set_number
-from dpjax.mechanisms.noise import Gaussian
+from dpjax.mechanisms.noise import Gaussian, MixtureOfGaussians
 from dpjax.mechanisms.sampling import dpsgd
 
 
@@ -171,9 +171,11 @@ def banded_factorization(
 
 
 def reduced(record: Any) -> Any:
-    """``record`` with a Gaussian in the place of each record that is one under another description."""
+    """``record`` with others in the place of those that are Gaussians, or finite, under another description."""
     if isinstance(record, GAUSSIANS):
         return record.gaussian()
+    if isinstance(record, MixtureOfGaussians):
+        return record.without_noise()
     if isinstance(record, Composed):
         members = tuple(map(reduced, record.mechanisms))
         return record if all(a is b for a, b in zip(members, record.mechanisms, strict=True)) else Composed(members)
