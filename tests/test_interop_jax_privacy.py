@@ -54,16 +54,16 @@ class TestTrainingAccountants:
 
     @pytest.mark.slow
     def test_where_it_asks_for_a_pld_accountant(self):
-        """Truncated batches and user-level privacy."""
+        """Truncated batches, where dp_accounting's pair is looser, and user-level privacy."""
         truncated = accounting.DpParams(noise_multipliers=1.0, truncated_batch_size=120, **PARAMS)
         users = accounting.DpParams(noise_multipliers=2.0, examples_per_user=3, **PARAMS)
-        for kind, params in (
-            (accounting.DpsgdTrainingAccountant, truncated),
-            (accounting.DpsgdTrainingUserLevelAccountant, users),
+        for kind, params, looser in (
+            (accounting.DpsgdTrainingAccountant, truncated, 0.05),
+            (accounting.DpsgdTrainingUserLevelAccountant, users, 1e-3),
         ):
             found = kind(interop.JaxPrivacyConfig()).compute_epsilon(4, params)
             theirs = kind(accounting.PldAccountantConfig()).compute_epsilon(4, params)
-            assert theirs - 0.01 < found <= theirs * 1.001, kind
+            assert theirs * (1 - looser) < found <= theirs * 1.0001, kind
 
 
 class TestCalibration:
