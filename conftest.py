@@ -1,5 +1,6 @@
 """What all tests share: compiled programs are kept between runs, and thrown out of memory before there are too many."""
 
+import importlib.util
 from pathlib import Path
 
 import hypothesis
@@ -20,6 +21,11 @@ def pytest_configure(config: pytest.Config) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
+# Examples that need a package which is not there.
+_INSTALLED = {name: importlib.util.find_spec(name) is not None for name in ("dp_accounting", "jax_privacy")}
+collect_ignore_glob = [] if _INSTALLED["dp_accounting"] else ["dpjax/interop/*"]
+collect_ignore = [] if _INSTALLED["jax_privacy"] else ["dpjax/interop/_jax_privacy.py"]
+
 # Formulas, which do not depend on the version of Python: CI checks them on one.
 _FORMULAS = (
     "tests/laws",
@@ -30,7 +36,9 @@ _FORMULAS = (
     "tests/test_composed_references.py",
     "tests/test_conversions_curves.py",
     "tests/test_cumulant.py",
+    "tests/test_interop_accounting.py",
     "tests/test_levy.py",
+    "tests/test_participation.py",
     "tests/test_problems.py",
     "tests/test_representations.py",
 )

@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax import adaptive as adaptive
     from dpjax import bounded_range as bounded_range
     from dpjax import conversions as conversions
+    from dpjax import ledger as ledger
+    from dpjax import participation as participation
     from dpjax import pure_dp as pure_dp
     from dpjax.accounting import Bounds as Bounds
     from dpjax.accounting import Method as Method
@@ -42,6 +44,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax.mechanisms import Gaussian as Gaussian
     from dpjax.mechanisms import Laplace as Laplace
     from dpjax.mechanisms import MassAtInfinity as MassAtInfinity
+    from dpjax.mechanisms import MatrixFactorization as MatrixFactorization
     from dpjax.mechanisms import Mechanism as Mechanism
     from dpjax.mechanisms import MixtureOfGaussians as MixtureOfGaussians
     from dpjax.mechanisms import PermuteAndFlip as PermuteAndFlip
@@ -54,7 +57,9 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax.mechanisms import ReportNoisyMax as ReportNoisyMax
     from dpjax.mechanisms import SelfComposed as SelfComposed
     from dpjax.mechanisms import ShuffledBatches as ShuffledBatches
+    from dpjax.mechanisms import TreeAggregation as TreeAggregation
     from dpjax.mechanisms import TruncatedPoissonSampled as TruncatedPoissonSampled
+    from dpjax.mechanisms import banded_factorization as banded_factorization
     from dpjax.mechanisms import dpsgd as dpsgd
     from dpjax.representations import AttackRates as AttackRates
     from dpjax.representations import advantage as advantage
@@ -80,6 +85,7 @@ _HOME = {  # None: the name is that of a module
     "Gaussian": "mechanisms",
     "Laplace": "mechanisms",
     "MassAtInfinity": "mechanisms",
+    "MatrixFactorization": "mechanisms",
     "Mechanism": "mechanisms",
     "Method": "accounting",
     "MixtureOfGaussians": "mechanisms",
@@ -94,11 +100,13 @@ _HOME = {  # None: the name is that of a module
     "SelfComposed": "mechanisms",
     "ShuffledBatches": "mechanisms",
     "Status": "accounting",
+    "TreeAggregation": "mechanisms",
     "TruncatedPoissonSampled": "mechanisms",
     "ZCDP": "mechanisms",
     "adaptive": None,
     "advantage": "representations",
     "attack_rates": "representations",
+    "banded_factorization": "mechanisms",
     "bounded_range": None,
     "characteristic_function": "loss_distribution",
     "conversions": None,
@@ -108,7 +116,9 @@ _HOME = {  # None: the name is that of a module
     "epsilon": "accounting",
     "epsilon_bounds": "accounting",
     "gdp_mu": "representations",
+    "ledger": None,
     "log_delta": "accounting",
+    "participation": None,
     "privacy_loss_cdf": "loss_distribution",
     "pure_dp": None,
     "renyi": "representations",

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from dpjax import mechanisms
 from dpjax._plan import Problem
 from dpjax._precision import namespace
 from dpjax._pytree import event_axes
@@ -46,6 +47,18 @@ def check(mechanism: Mechanism) -> None:
         for member in value if isinstance(value, tuple) else (value,):
             if isinstance(member, Mechanism):
                 check(member)
+
+
+def reduced(mechanism: Mechanism) -> Mechanism:
+    """``mechanism`` with Gaussians in the place of records that are Gaussians under another description.
+
+    Raises:
+      ValueError: as ``batch_shape``.
+    """
+    found = mechanisms.reduced(mechanism)
+    if found is not mechanism:
+        batch_shape(mechanism)
+    return found
 
 
 def all_gaussian(mechanism: Mechanism) -> bool:

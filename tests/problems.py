@@ -68,6 +68,10 @@ _EACH = math.log(0.52 / 0.48)
 PROBLEMS = [
     _row("gaussian", dpjax.Gaussian, 2.0, "smooth", bad=(-1.0, "noise_multiplier")),
     _row(
+        "matrix-factorization", lambda s: dpjax.MatrixFactorization(s, 1.5), 3.0, "smooth", bad=(-1.0, "noise_multiplier")
+    ),
+    _row("tree-aggregation", lambda s: dpjax.TreeAggregation(s, 10), 4.0, "smooth", bad=(-1.0, "noise_multiplier")),
+    _row(
         "poisson-gaussian", lambda s: dpjax.PoissonSampled(0.01, dpjax.Gaussian(s)), 1.0, "smooth, sampled", "remove add",
         (-1.0, "noise_multiplier"),
     ),

@@ -44,6 +44,8 @@ def prepare(mechanism: Any, dtype: Any) -> Any:
     if not isinstance(mechanism, mechanisms.Mechanism):
         raise TypeError(f"mechanism must be a dpjax mechanism; got {mechanism!r}.")
     mechanism.check()  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(mechanism, mechanisms.GAUSSIANS):
+        mechanism = mechanism.gaussian()
     changed = {}
     for name in mechanism.__dataclass_fields__:  # type: ignore[attr-defined]
         field = getattr(mechanism, name)

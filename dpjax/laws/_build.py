@@ -38,6 +38,7 @@ from dpjax.mechanisms import (
     Gaussian,
     Laplace,
     MassAtInfinity,
+    MatrixFactorization,
     Mechanism,
     MixtureOfGaussians,
     PermuteAndFlip,
@@ -48,6 +49,7 @@ from dpjax.mechanisms import (
     RandomizedResponse,
     RenyiDP,
     ReportNoisyMax,
+    TreeAggregation,
     TruncatedPoissonSampled,
 )
 
@@ -61,6 +63,10 @@ def _moves(direction: Adjacency) -> int:
 
 def _gaussian(record: Gaussian, direction: Adjacency) -> Law:
     return GaussianLaw(_moves(direction) / record.noise_multiplier)
+
+
+def _equivalent(record: MatrixFactorization | TreeAggregation, direction: Adjacency) -> Law:
+    return _gaussian(record.gaussian(), direction)
 
 
 def _laplace(record: Laplace, direction: Adjacency) -> Law:
@@ -202,6 +208,7 @@ _BUILDERS: dict[type, Callable[..., Law]] = {
     Gaussian: _gaussian,
     Laplace: _laplace,
     MassAtInfinity: _mass_at_infinity,
+    MatrixFactorization: _equivalent,
     MixtureOfGaussians: _mixture_of_gaussians,
     PermuteAndFlip: _permute_and_flip,
     PoissonSampled: _poisson,
@@ -210,6 +217,7 @@ _BUILDERS: dict[type, Callable[..., Law]] = {
     RandomizedResponse: _randomized_response,
     RenyiDP: _renyi,
     ReportNoisyMax: _report_noisy_max,
+    TreeAggregation: _equivalent,
     TruncatedPoissonSampled: _truncated_poisson,
     ZCDP: _zcdp,
 }

@@ -22,6 +22,11 @@ from dpjax.mechanisms.claims import PrivacyProfile as PrivacyProfile
 from dpjax.mechanisms.claims import PureDP as PureDP
 from dpjax.mechanisms.claims import RenyiDP as RenyiDP
 from dpjax.mechanisms.claims import known_by_parameters as known_by_parameters
+from dpjax.mechanisms.factorization import GAUSSIANS as GAUSSIANS
+from dpjax.mechanisms.factorization import MatrixFactorization as MatrixFactorization
+from dpjax.mechanisms.factorization import TreeAggregation as TreeAggregation
+from dpjax.mechanisms.factorization import banded_factorization as banded_factorization
+from dpjax.mechanisms.factorization import reduced as reduced
 from dpjax.mechanisms.finite import DiscreteLoss as DiscreteLoss
 from dpjax.mechanisms.finite import MassAtInfinity as MassAtInfinity
 from dpjax.mechanisms.finite import RandomizedResponse as RandomizedResponse

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from jax.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax._pytree import event, node, static
 from dpjax.mechanisms._base import Mechanism, set_number
+from dpjax.mechanisms.finite import DiscreteLoss
 
 
 @node
@@ -129,7 +131,8 @@ class MixtureOfGaussians(Mechanism):
     ``REPLACE_ONE`` is refused: what the other amount is together with this one is not said.
 
     Attributes:
-      noise_multiplier: standard deviation of the noise on the sum, in the unit of ``sensitivities``; >= 0.
+      noise_multiplier: standard deviation of the noise on the sum, in the unit of ``sensitivities``; > 0, or 0 in the whole
+        batch. A traced 0 gives NaN.
       sensitivities: >= 0 and finite; shape (..., outcomes), the axes before are batch axes.
       probabilities: of the sensitivities, same last axis; >= 0, with a sum of one within 1e-12, by which they are divided.
         Traced values give NaN if one is negative or their sum is off by more than 1e-5.
@@ -155,6 +158,21 @@ class MixtureOfGaussians(Mechanism):
 
     def check(self) -> None:
         """Raises ValueError if a concrete field is out of range."""
-        _validate.in_range("noise_multiplier", self.noise_multiplier, 0.0)
+        traced = _validate.is_traced(self.noise_multiplier)
+        _validate.in_range("noise_multiplier", self.noise_multiplier, 0.0, low_open=traced or not self._is_bare())
         _validate.in_range("sensitivities", self.sensitivities, 0.0, math.inf, high_open=True)
         _validate.distribution("probabilities", self.probabilities)
+
+    def _is_bare(self) -> bool:
+        if any(map(_validate.is_traced, (self.noise_multiplier, self.sensitivities, self.probabilities))):
+            return False
+        return bool(np.all(np.equal(self.noise_multiplier, 0.0)))
+
+    def without_noise(self) -> MixtureOfGaussians | DiscreteLoss:
+        """This record; or the finite one that it is if there is no noise, where every move shows."""
+        if not self._is_bare():
+            return self
+        moves, shares = np.broadcast_arrays(self.sensitivities, self.probabilities)
+        moving = np.sum(np.where(moves > 0, shares, 0.0), -1) / np.sum(shares, -1)
+        moving, _ = np.broadcast_arrays(moving, self.noise_multiplier)
+        return DiscreteLoss(np.stack([1 - moving, moving], -1), np.stack([1 + 0 * moving, 0 * moving], -1))

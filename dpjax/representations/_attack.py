@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from dpjax import _validate, accounting, composition
 from dpjax.mechanisms import Adjacency, Mechanism
 from dpjax.pairs import REVERSE
-from dpjax.representations._question import is_traced, require
+from dpjax.representations._question import is_traced, required
 
 _STEPS = np.array([-3.0, -2.0, -1.0, 1.0, 2.0, 3.0])
 _WEIGHTS = np.array([-1.0, 9.0, -45.0, 45.0, -9.0, 1.0]) / 60  # of the first derivative
@@ -89,7 +89,7 @@ def attack_rates(mechanism: Mechanism, *, prior: ArrayLike, adjacency: Adjacency
       >>> print(f"{rates.accuracy:.6f} {rates.true_positive_rate:.6f} {rates.false_positive_rate:.6f}")
       0.691462 0.691462 0.308538
     """
-    require(mechanism, adjacency)
+    mechanism = required(mechanism, adjacency)
     prior = _validate.number("prior", prior)
     _validate.in_range("prior", prior, 0.0, 1.0, low_open=True, high_open=True)
     traced = is_traced(mechanism, prior)

@@ -21,7 +21,7 @@ from jax.scipy.special import ndtri
 from dpjax import accounting, composition
 from dpjax.mechanisms import Adjacency, Gaussian, Mechanism, PoissonSampled
 from dpjax.pairs import REVERSE, directions
-from dpjax.representations._question import is_traced, members, require
+from dpjax.representations._question import is_traced, members, required
 
 _START = 96
 _SPLITS = 32  # cells split in a round
@@ -57,7 +57,7 @@ def gdp_mu(mechanism: Mechanism, *, adjacency: Adjacency = Adjacency.ADD_OR_REMO
       >>> print(f"{dpjax.gdp_mu(dpjax.PureDP(1.0)):.4f}")
       1.2320
     """
-    require(mechanism, adjacency)
+    mechanism = required(mechanism, adjacency)
     shape = composition.batch_shape(mechanism)
     if _gaussian_family(mechanism):
         return _unsampled(mechanism, adjacency, shape)

@@ -15,12 +15,13 @@ def is_traced(mechanism: Mechanism, *numbers: Any) -> bool:
     return any(_validate.is_traced(x) for x in (*jax.tree.leaves(mechanism), *numbers))
 
 
-def require(mechanism: Any, adjacency: Any) -> None:
-    """Raises TypeError or ValueError unless these are a mechanism and an adjacency."""
+def required(mechanism: Any, adjacency: Any) -> Mechanism:
+    """The mechanism to ask about; raises TypeError or ValueError unless these are a mechanism and an adjacency."""
     if not isinstance(mechanism, Mechanism):
         raise TypeError(f"mechanism must be a dpjax mechanism; got {mechanism!r}.")
     _validate.one_of("adjacency", adjacency, tuple(Adjacency))
     composition.check(mechanism)
+    return composition.reduced(mechanism)
 
 
 def members(record: Mechanism) -> list[Mechanism]:

@@ -23,7 +23,7 @@ from jax.typing import ArrayLike
 from dpjax import _validate, accounting, composition
 from dpjax.mechanisms import Adjacency, Mechanism
 from dpjax.pairs import REVERSE
-from dpjax.representations._question import is_traced, require
+from dpjax.representations._question import is_traced, required
 
 _FIRST = np.concatenate([[0.0], np.geomspace(1e-6, 1.0, 27)])  # in units of the largest threshold that may help
 _INNER = 8  # points between the ends of a bracket
@@ -83,7 +83,7 @@ def true_positive_rate(
 
 def _rates(mechanism: Mechanism, false_positive_rate: Any, adjacency: Adjacency) -> tuple:
     """(f, 1 - f) at x."""
-    require(mechanism, adjacency)
+    mechanism = required(mechanism, adjacency)
     x = _validate.number("false_positive_rate", false_positive_rate)
     _validate.in_range("false_positive_rate", x, 0.0, 1.0)
     shape = np.broadcast_shapes(composition.batch_shape(mechanism), np.shape(x))

@@ -196,3 +196,24 @@ def test_traced_numbers_that_are_bad_give_nan():
         ([jnp.nan, 0.0], [0.5, 0.5]),
     ):
         assert np.isnan(at(jnp.asarray(s), jnp.asarray(p))).all()
+
+
+class TestWithoutNoise:
+    def test_every_move_shows(self):
+        """delta is the probability of a move, whatever epsilon is."""
+        record = dpjax.MixtureOfGaussians(0.0, [[0.0, 1.0, 2.0], [0.0, 0.0, 0.0]], [0.25, 0.5, 0.25])
+        found = dpjax.delta_bounds(record, [1.0, 1.0], adjacency=Adjacency.REMOVE)
+        np.testing.assert_allclose(found.lower, [0.75, 0.0], atol=1e-12)
+        np.testing.assert_allclose(found.upper, [0.75, 0.0], atol=1e-12)
+        epsilon = dpjax.epsilon(record, np.array([[0.7], [0.76]]), adjacency=Adjacency.REMOVE)
+        assert epsilon.tolist() == [[np.inf, 0.0], [0.0, 0.0]]
+        added = dpjax.delta(record, 1.0, adjacency=Adjacency.ADD)  # 1 - e 0.25: only "still" can be seen then
+        np.testing.assert_allclose(added, [1 - np.e * 0.25, 0.0], atol=1e-9)
+        sampled = dpjax.delta(dpjax.PoissonSampled(0.5, record), 1.0, adjacency=Adjacency.REMOVE)
+        np.testing.assert_allclose(sampled, [0.375, 0.0], atol=1e-9)
+
+    def test_beside_noise_it_is_refused(self):
+        with pytest.raises(ValueError, match=r"noise_multiplier\[0\] = 0.0, but it must be a number > 0"):
+            dpjax.MixtureOfGaussians([0.0, 1.0], [1.0], [1.0])
+        ask = jax.jit(lambda s: dpjax.delta(dpjax.MixtureOfGaussians(s, [1.0], [1.0]), 1.0, adjacency=Adjacency.REMOVE))
+        assert np.isnan(ask(0.0)) and float(ask(1.0)) == pytest.approx(0.12693673750664397, rel=1e-9)

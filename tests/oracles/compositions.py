@@ -623,6 +623,8 @@ def problems():
     both = lambda pair_exact: Problem(*pair_exact)
     return {
         "gaussian": lambda: Problem({"both": [(gaussian_pair(0.5), 1)]}, {"both": gaussian(0.25)}),
+        "matrix-factorization": lambda: Problem({"both": [(gaussian_pair(0.5), 1)]}, {"both": gaussian(0.25)}),
+        "tree-aggregation": lambda: Problem({"both": [(gaussian_pair(0.5), 1)]}, {"both": gaussian(0.25)}),
         "poisson-gaussian": lambda: _sampled("1.0", "0.01"),
         "poisson-gaussian-replace": lambda: _sampled("2.0", "0.05", directions=("replace",)),
         "fixed-size-gaussian": lambda: _sampled("2.0", "0.05"),
