@@ -63,6 +63,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax.representations import renyi as renyi
     from dpjax.representations import tradeoff as tradeoff
     from dpjax.representations import true_positive_rate as true_positive_rate
+    from dpjax.sweeps import sweep as sweep
+    from dpjax.table import Table as Table
 
 _HOME = {  # None: the name is that of a module
     "Adjacency": "mechanisms",
@@ -94,6 +96,7 @@ _HOME = {  # None: the name is that of a module
     "SelfComposed": "mechanisms",
     "ShuffledBatches": "mechanisms",
     "Status": "accounting",
+    "Table": "table",
     "TruncatedPoissonSampled": "mechanisms",
     "ZCDP": "mechanisms",
     "adaptive": None,
@@ -112,6 +115,7 @@ _HOME = {  # None: the name is that of a module
     "privacy_loss_cdf": "loss_distribution",
     "pure_dp": None,
     "renyi": "representations",
+    "sweep": "sweeps",
     "tradeoff": "representations",
     "true_positive_rate": "representations",
 }
