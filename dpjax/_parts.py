@@ -46,7 +46,8 @@ class Parts:
                 )
         else:
             self.folder.mkdir(parents=True, exist_ok=True)
-            atomically(description, lambda file: file.write_text(json.dumps(job, indent=1, sort_keys=True)) and None)
+            text = json.dumps(job, indent=1, sort_keys=True)
+            atomically(description, lambda file: file.write_text(text))
 
     def _file(self, number: int) -> Path:
         return self.folder / f"{number:08d}.npz"

@@ -138,7 +138,9 @@ def sweep(
                 advance(len(pieces[number]))
     except KeyboardInterrupt:
         if parts is not None and jax.process_count() == 1:
-            _whole(columns, pieces, done, None).save(parts.path)
+            kept = {number: parts.get(number) for number in range(len(pieces))}
+            finished = {number: arrays for number, arrays in kept.items() if arrays is not None}
+            _whole(columns, pieces, finished, None).save(parts.path)
         raise
     table = _whole(columns, pieces, _gathered(job, pieces, done), shape)
     if parts is not None and jax.process_index() == 0:
@@ -228,7 +230,7 @@ def _description(job: _Job, columns: dict[str, np.ndarray], chunk_size: int) -> 
         sums = hashlib.sha256()
         for name, array in arrays.items():
             sums.update(f"{name} {array.dtype.str} {array.shape} ".encode())
-            sums.update(np.ascontiguousarray(array))
+            sums.update(array.tobytes())
         return sums.hexdigest()
 
     rows = len(next(iter(columns.values())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -51,7 +52,8 @@ class Table(Mapping):
     def __len__(self) -> int:
         return len(self._columns)
 
-    __eq__, __hash__ = object.__eq__, object.__hash__  # Mapping's would ask for the truth of arrays
+    __eq__ = object.__eq__  # Mapping's would ask for the truth of arrays
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
 
     def __repr__(self) -> str:
         def cell(x: Any) -> str:
@@ -128,10 +130,9 @@ def _typed(cells: tuple[str, ...]) -> np.ndarray:
 
 def _pandas() -> Any:
     try:
-        import pandas
+        return importlib.import_module("pandas")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("this needs pandas and pyarrow: pip install 'dpjax[pandas]'") from error
-    return pandas
 
 
 def is_parquet(path: Path) -> bool:
@@ -141,7 +142,7 @@ def is_parquet(path: Path) -> bool:
     return path.suffix == ".parquet"
 
 
-def atomically(path: Path, write: Callable[[Path], None]) -> None:
+def atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """Has ``write`` make a file beside ``path``, and gives it that name once it is on the disk."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
     os.close(handle)
