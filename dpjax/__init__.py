@@ -68,6 +68,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax.representations import renyi as renyi
     from dpjax.representations import tradeoff as tradeoff
     from dpjax.representations import true_positive_rate as true_positive_rate
+    from dpjax.sweeps import sweep as sweep
+    from dpjax.table import Table as Table
 
 _HOME = {  # None: the name is that of a module
     "Adjacency": "mechanisms",
@@ -100,6 +102,7 @@ _HOME = {  # None: the name is that of a module
     "SelfComposed": "mechanisms",
     "ShuffledBatches": "mechanisms",
     "Status": "accounting",
+    "Table": "table",
     "TreeAggregation": "mechanisms",
     "TruncatedPoissonSampled": "mechanisms",
     "ZCDP": "mechanisms",
@@ -122,6 +125,7 @@ _HOME = {  # None: the name is that of a module
     "privacy_loss_cdf": "loss_distribution",
     "pure_dp": None,
     "renyi": "representations",
+    "sweep": "sweeps",
     "tradeoff": "representations",
     "true_positive_rate": "representations",
 }

@@ -163,9 +163,11 @@ def _in_chunks(function: Callable, arguments: Any, difficulty: np.ndarray) -> An
     order = np.argsort(difficulty, kind="stable")
     pieces = [order[i : i + size] for i in range(0, lanes, size)]
 
+    device = jax.config.jax_default_device  # the threads below have settings of their own
+
     def run(piece):
         index = np.concatenate([piece, np.repeat(piece[:1], size - len(piece))])
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), jax.default_device(device):
             return jax.tree.map(np.asarray, function(_take(arguments, index)))
 
     found = [run(pieces[0])]  # compiles once, before the threads start

@@ -77,6 +77,9 @@ class Bounds(NamedTuple):
         )
 
 
+_WORTH_A_LATTICE = 1e-5  # relative width of an answer that a lattice, which aims at 1e-3 of delta, can hope to improve
+
+
 class _Query(NamedTuple):
     """What a query is apart from numbers; hashable, so that it keys compiled programs."""
 
@@ -563,7 +566,12 @@ def _answer_by_laws(query: _Query, *args: Any) -> tuple:
 
 def _with_lattice(query: _Query, args: tuple, found: tuple) -> tuple:
     """Where the contour ran out of nodes the lattice is asked, too; both intervals hold the truth."""
-    todo = np.flatnonzero(found[3] == int(Status.MAX_NODES)) if query.method == "auto" else np.zeros(0, int)
+    if query.method != "auto":
+        return found
+    with np.errstate(invalid="ignore"):
+        size = 1.0 if query.answer == "log_delta" else found[2]
+        wide = found[2] - found[0] > _WORTH_A_LATTICE * size
+    todo = np.flatnonzero((found[3] == int(Status.MAX_NODES)) & wide)
     if not todo.size:
         return found
     part = [np.asarray(a)[todo] for a in args]
