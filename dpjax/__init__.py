@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax.accounting import epsilon as epsilon
     from dpjax.accounting import epsilon_bounds as epsilon_bounds
     from dpjax.accounting import log_delta as log_delta
+    from dpjax.calibration import calibrate as calibrate
     from dpjax.loss_distribution import characteristic_function as characteristic_function
     from dpjax.loss_distribution import privacy_loss_cdf as privacy_loss_cdf
     from dpjax.mechanisms import ZCDP as ZCDP
@@ -100,6 +101,7 @@ _HOME = {  # None: the name is that of a module
     "advantage": "representations",
     "attack_rates": "representations",
     "bounded_range": None,
+    "calibrate": "calibration",
     "characteristic_function": "loss_distribution",
     "conversions": None,
     "delta": "accounting",
