@@ -64,6 +64,9 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax.representations import renyi as renyi
     from dpjax.representations import tradeoff as tradeoff
     from dpjax.representations import true_positive_rate as true_positive_rate
+    from dpjax.training_run import TrainingRun as TrainingRun
+    from dpjax.training_run import dpsgd_from_training as dpsgd_from_training
+    from dpjax.training_run import noise_for_training as noise_for_training
 
 _HOME = {  # None: the name is that of a module
     "Adjacency": "mechanisms",
@@ -95,6 +98,7 @@ _HOME = {  # None: the name is that of a module
     "SelfComposed": "mechanisms",
     "ShuffledBatches": "mechanisms",
     "Status": "accounting",
+    "TrainingRun": "training_run",
     "TruncatedPoissonSampled": "mechanisms",
     "ZCDP": "mechanisms",
     "adaptive": None,
@@ -107,10 +111,12 @@ _HOME = {  # None: the name is that of a module
     "delta": "accounting",
     "delta_bounds": "accounting",
     "dpsgd": "mechanisms",
+    "dpsgd_from_training": "training_run",
     "epsilon": "accounting",
     "epsilon_bounds": "accounting",
     "gdp_mu": "representations",
     "log_delta": "accounting",
+    "noise_for_training": "training_run",
     "privacy_loss_cdf": "loss_distribution",
     "pure_dp": None,
     "renyi": "representations",

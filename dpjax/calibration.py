@@ -39,14 +39,14 @@ class _Target(NamedTuple):
 
     def ask(self, record: Mechanism, done: Any = None, rough: bool = False) -> Any:
         """The certified value for ``record``; of ``rough`` ones the estimate. Lanes that are ``done`` cost nothing."""
-        at = dict(self.at)
+        at: dict[str, Any] = dict(self.at)
         if self.name == "epsilon":
             if done is not None:
-                (name,) = at
+                (name,) = at  # delta or log_delta
                 xp = jnp if _traced(at[name], done) else np
                 at[name] = xp.where(done, 1.0 if name == "delta" else 0.0, at[name])
-            rtol = {"rtol": _ROUGH} if rough else {}
-            found = accounting.epsilon_bounds(record, **at, **rtol, adjacency=self.adjacency)
+            at |= {"rtol": _ROUGH} if rough else {}
+            found = accounting.epsilon_bounds(record, **at, adjacency=self.adjacency)
             return found.estimate if rough else found.upper
         if self.name == "advantage":
             return representations.advantage(record, adjacency=self.adjacency)
@@ -322,7 +322,7 @@ def _searched(evaluate, wanted, state: _search.Search, window: float, integer: b
 def _infeasible(target: _Target, wanted: np.ndarray, found: _search.Search, which: np.ndarray) -> str:
     index = np.unravel_index(int(np.argmax(which)), which.shape) if which.ndim else ()
     at = lambda a: float(np.asarray(a)[index])
-    value, left, right = at(wanted), at(found.left), at(found.right)
+    value, left = at(wanted), at(found.left)
     where = f" in lane {tuple(map(int, index))}" if index else ""
     if np.isnan(left) or np.isnan(at(found.f_left)) or np.isnan(at(found.f_right)):
         return f"No answer{where}: {target.name} of make(x) is NaN at x = {at(found.x):g}."
@@ -345,7 +345,7 @@ def _infeasible(target: _Target, wanted: np.ndarray, found: _search.Search, whic
 def _traced_answer(make: Callable, target: _Target, shape: tuple[int, ...], ends: tuple, integer: bool) -> Any:
     dtype = jnp.dtype(jnp.result_type(float))
     eps = float(jnp.finfo(dtype).eps)
-    window = max(_WINDOW, 8 * eps)
+    window = max(_WINDOW, 4 * eps)
     wanted = jnp.broadcast_to(_rounded_down(target.value, dtype), shape)
     still = target._replace(value=None, at={k: lax.stop_gradient(v) if _traced(v) else v for k, v in target.at.items()})
     held = lax.stop_gradient(wanted)
@@ -372,7 +372,11 @@ def _traced_answer(make: Callable, target: _Target, shape: tuple[int, ...], ends
     def residual(x):
         return jnp.broadcast_to(target.ask(_require(make(x))), shape).astype(dtype) - wanted
 
-    return lax.custom_root(residual, x, lambda _, x: x, lambda slope, y: y / slope(jnp.ones_like(y)))
+    def divide(slope, y):
+        rate = slope(jnp.ones_like(y))
+        return y / jnp.where(rate == 0, jnp.nan, rate)
+
+    return lax.custom_root(residual, x, lambda _, x: x, divide)
 
 
 def _rounded_down(x: Any, dtype: Any) -> Any:
