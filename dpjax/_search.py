@@ -66,8 +66,10 @@ class Search(NamedTuple):
 def begin(x: Any, low: Any, high: Any, slope: Any, failed: Any) -> Search:
     """The state before the first evaluation, at ``x``; where ``failed`` there is nothing to search."""
     nan = x * np.nan
-    zero = x == np.inf
-    return Search(x, low, high, x, *[nan] * 6, slope, 0.0 * low, 0.0 * low, failed | zero, failed | zero)
+    return Search(
+        x=x, low=low, high=high, start=x, left=nan, f_left=nan, right=nan, f_right=nan, other=nan, f_other=nan, slope=slope,
+        slow=0.0 * low, count=0.0 * low, done=failed, failed=failed,
+    )  # fmt: skip
 
 
 def step(s: Search, f: Any, goal: Goal) -> Search:

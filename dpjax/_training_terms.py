@@ -61,7 +61,11 @@ def derive(
       >>> derive(60000, None, 1.1, micro_batch_size=75, accumulation_steps=8)[3:5]
       (0.01, 110)
     """
-    call = lambda name: (names or {}).get(name, name)
+    called = dict(names or {})
+
+    def call(name: str) -> str:
+        return called.get(name, name)
+
     size = _whole(call("dataset_size"), dataset_size)
     parts = {"micro_batch_size": micro_batch_size, "accumulation_steps": accumulation_steps}
     given = [name for name, value in parts.items() if value is not None]

@@ -400,7 +400,9 @@ def calibrate(
     elif "advantage" in target:
         spent = {"advantage": float(dpjax.advantage(record, adjacency=neighbours))}
     else:
-        spent = {"true_positive_rate": float(dpjax.true_positive_rate(record, fpr, adjacency=neighbours))}
+        spent = {
+            "true_positive_rate": float(dpjax.true_positive_rate(record, target["tpr_at_fpr"][1], adjacency=neighbours))
+        }
     inputs = {key: value for key, value in known.items() if key != name}
     inputs |= {**(run.given if run else {}), "target": target, "adjacency": adjacency}
     if as_json:

@@ -105,7 +105,7 @@ jax.tree_util.register_pytree_with_keys(
         ((jax.tree_util.GetAttrKey("mechanism"), run.mechanism), (jax.tree_util.GetAttrKey("count"), run.count)),
         None,
     ),
-    lambda _, children: _plain(*children),
+    lambda _, children: _plain(*children),  # pyright: ignore[reportArgumentType]
     lambda run: ((run.mechanism, run.count), None),
 )
 
