@@ -350,10 +350,8 @@ def _traced_answer(make: Callable, target: _Target, shape: tuple[int, ...], ends
     still = target._replace(value=None, at={k: lax.stop_gradient(v) if _traced(v) else v for k, v in target.at.items()})
     held = lax.stop_gradient(wanted)
 
-    def record(x):
-        return jax.tree.map(lambda a: lax.stop_gradient(a) if _traced(a) else a, make(x))
-
-    low, high = (lax.stop_gradient(x) for x in _domain(record, shape, ends, integer, traced=True))
+    record = _without_derivatives(make, jnp.ones(shape, dtype))
+    low, high = _domain(record, shape, ends, integer, traced=True)
     none = jnp.isnan(low) | ~(held > 0)
     start = jnp.where(none, 1.0, _start(low, high, integer, jnp))
     goal = _goal(window, eps, integer)
@@ -377,6 +375,30 @@ def _traced_answer(make: Callable, target: _Target, shape: tuple[int, ...], ends
         return y / jnp.where(rate == 0, jnp.nan, rate)
 
     return lax.custom_root(residual, x, lambda _, x: x, divide)
+
+
+def _without_derivatives(make: Callable, x: jax.Array) -> Callable:
+    """``make`` with what it closes over held fixed: outside, so that no loop that calls it is differentiated.
+
+    Numbers that are not traced stay as they are, in float64.
+    """
+    fixed: list = []
+    structure: list = []
+
+    def moving(x):
+        leaves, tree = jax.tree.flatten(_require(make(x)))
+        fixed[:] = [None if _traced(leaf) else leaf for leaf in leaves]
+        structure[:] = [tree]
+        return [leaf for leaf in leaves if _traced(leaf)]
+
+    convert, held = jax.closure_convert(moving, x)
+    held = [lax.stop_gradient(a) for a in held]
+
+    def record(x):
+        free = iter(convert(x, *held))
+        return jax.tree.unflatten(structure[0], [next(free) if a is None else a for a in fixed])
+
+    return record
 
 
 def _rounded_down(x: Any, dtype: Any) -> Any:

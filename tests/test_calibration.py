@@ -332,13 +332,13 @@ def test_search_finds_crossings_in_few_evaluations(root, power, bend, integer):
     low, high = (1.0, 1e9) if integer else (1e-6, 1e6)
     full = lambda x: np.full((), x)
     state = _search.begin(full(1.0), full(low), full(high), full(np.nan), np.zeros((), bool))
-    for count in range(1, 200):
+    for _ in range(200):
         assert low <= state.x <= high
         state = _search.step(state, f(state.x), goal)
         if state.done:
             break
     assert state.done
-    assert count <= (60 if integer else 20)
+    assert state.count <= (60 if integer else 20)
     if integer and not state.failed:
         x, worse = float(state.x), float(state.x) + np.sign(power)
         assert f(x) <= 0 and (f(worse) > 0 or not low <= worse <= high)
