@@ -140,7 +140,9 @@ def _evaluate(call: _Call, constants: tuple, moving: tuple, order: int) -> tuple
     @lanes.def_vmap
     def _(size, batched, *moving):
         flat = lambda a: a.reshape((size * a.shape[1], *a.shape[2:]))
-        repeated = lambda a: np.broadcast_to(a, (size, *a.shape)) if isinstance(a, np.ndarray) else a[None].repeat(size, 0)
+        repeated = lambda a: (
+            np.broadcast_to(a, (size, *a.shape)) if isinstance(a, np.ndarray) else a[None].repeat(size, 0)
+        )
         more = tuple(flat(a if mapped else repeated(a)) for a, mapped in zip(moving, batched, strict=True))
         out = _evaluate(call, tuple(flat(repeated(a)) for a in constants), more, order)
         out = jax.tree.map(lambda a: a.reshape((size, -1, *a.shape[1:])), out)

@@ -14,7 +14,7 @@ import numpy as np
 from dpjax._precision import namespace
 
 _RAPID = 8  # evaluations, without a bracket, after which steps double instead of following the secant
-_LONGEST = 4.0  # a step without a bracket, in widths of what was explored
+_LONGEST = 1.5  # a step without a bracket, in widths of what was explored
 
 
 class Goal(NamedTuple):

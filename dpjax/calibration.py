@@ -22,7 +22,7 @@ from dpjax.pairs import directions
 
 _BRACKET, _WHOLE_BRACKET = (1e-6, 1e6), (1.0, 1e9)
 _WINDOW = 1e-9  # below the target, relative
-_ROUGH = 1e-3  # relative tolerance on delta of the first search; its estimates are a few 1e-6 off
+_ROUGH = {"rtol": 1e-3, "max_nodes": 1024}  # of a first search; its estimates are a few 1e-6 off
 _ROUGH_WINDOW = 2e-6
 _LIMIT = 250  # evaluations; every third halves the bracket
 _POINTS = 17  # inside an interval whose end is that of the domain
@@ -45,9 +45,10 @@ class _Target(NamedTuple):
                 (name,) = at  # delta or log_delta
                 xp = jnp if _traced(at[name], done) else np
                 at[name] = xp.where(done, 1.0 if name == "delta" else 0.0, at[name])
-            at |= {"rtol": _ROUGH} if rough else {}
-            found = accounting.epsilon_bounds(record, **at, adjacency=self.adjacency)
-            return found.estimate if rough else found.upper
+            if rough:  # mostly the larger direction; the search that follows asks for both
+                one = Adjacency.REMOVE if self.adjacency is Adjacency.ADD_OR_REMOVE_ONE else self.adjacency
+                return accounting.epsilon_bounds(record, **at, **_ROUGH, adjacency=one).estimate
+            return accounting.epsilon(record, **at, adjacency=self.adjacency)
         if self.name == "advantage":
             return representations.advantage(record, adjacency=self.adjacency)
         return representations.true_positive_rate(record, **at, adjacency=self.adjacency)
@@ -298,10 +299,7 @@ def _concrete(make: Callable, target: _Target, shape: tuple[int, ...], ends: tup
     start, slope, none = _start(low, high, integer, np), np.full(shape, np.nan), np.zeros(shape, bool)
     if target.name == "epsilon" and not integer:
         rough = _searched(evaluate, wanted, _search.begin(start, low, high, slope, none), _ROUGH_WINDOW, integer, True)
-        start, slope = rough.x, np.where(rough.failed, np.nan, rough.slope)
-        none = rough.failed & ~(abs(rough.f_left) < _ROUGH) & ~(abs(rough.f_right) < _ROUGH)
-        if np.any(none):
-            raise ValueError(_infeasible(target, wanted, rough, none))
+        start, slope = (np.where(rough.failed, old, new) for old, new in ((start, rough.x), (slope, rough.slope)))
     found = _searched(evaluate, wanted, _search.begin(start, low, high, slope, none), _WINDOW, integer, False)
     if np.any(found.failed):
         raise ValueError(_infeasible(target, wanted, found, found.failed))
