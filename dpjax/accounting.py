@@ -542,7 +542,9 @@ def _answer_by_laws(query: _Query, *args: Any) -> tuple:
 
 def _with_lattice(query: _Query, args: tuple, found: tuple) -> tuple:
     """Where the contour ran out of nodes the lattice is asked, too; both intervals hold the truth."""
-    todo = np.flatnonzero(found[3] == int(Status.MAX_NODES)) if query.method == "auto" else np.zeros(0, int)
+    # some stop before they ran out, a hair above the tolerance: a lattice would know less
+    short = (np.asarray(found[3]) == int(Status.MAX_NODES)) & (np.asarray(found[5]) >= query.max_nodes)
+    todo = np.flatnonzero(short) if query.method == "auto" else np.zeros(0, int)
     if not todo.size:
         return found
     part = [np.asarray(a)[todo] for a in args]
