@@ -94,7 +94,7 @@ def step(s: Search, f: Any, goal: Goal) -> Search:
 
     width = xp.log(right / left)
     halved = width <= 0.5 * xp.log(s.right / s.left)
-    slow = xp.where(~bracketed | halved | (s.slow >= 3), 0.0, s.slow + 1)
+    slow = xp.where(s.slow >= 3, 2.0, xp.where(~bracketed | halved, 0.0, s.slow + 1))  # then every other time
     moved = s._replace(
         left=left,
         f_left=f_left,
@@ -116,9 +116,12 @@ def step(s: Search, f: Any, goal: Goal) -> Search:
     settled = xp.where(f_left > 0, right, left)
     failed = xp.isnan(f) | (~bracketed & blocked & ~hit)
     answer = xp.where(hit, s.x, xp.where(ended, settled, xp.where(bracketed, inside, outside)))
-    rise = _ratio(f_right - f_left, width, xp)
-    near = _ratio(f - f_other, xp.log(s.x / other), xp)
-    slope = xp.where(first, s.slope, xp.where(xp.isnan(near), rise, near))
+    # that of the parabola through three points, else a chord's
+    end, f_end = xp.where(to_left, right, left), xp.where(to_left, f_right, f_left)
+    far, near = (_ratio(f - b, xp.log(s.x / a), xp) for a, b in ((end, f_end), (other, f_other)))
+    bent = near + xp.log(s.x / other) * _ratio(near - far, xp.log(other / end), xp)
+    slope = xp.where(xp.isnan(bent), xp.where(xp.isnan(near), far, near), bent)
+    slope = xp.where(first, s.slope, slope)
     moved = moved._replace(
         x=xp.where(failed, s.x, answer), slope=slope, done=s.done | hit | ended | failed, failed=s.failed | failed
     )

@@ -82,7 +82,7 @@ def tune(steps: int, updates: int, *, batches: bool = True, learning_rate: float
 
 def main():
     """Compares constant, tuned noise, and tuned noise and batches."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Tunes a schedule of noise and batch sizes.")
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--updates", type=int, default=60)
     arguments = parser.parse_args()
@@ -90,7 +90,7 @@ def main():
     steps = arguments.steps
     q = np.full(steps, SAMPLING_PROBABILITY)
     constant = dpjax.calibrate(lambda s: dpjax.dpsgd(s, SAMPLING_PROBABILITY, steps), epsilon=EPSILON, delta=DELTA)
-    rows = {"constant": (np.full(steps, constant), q)}
+    rows: dict[str, tuple] = {"constant": (np.full(steps, constant), q)}
     rows["tuned noise"], _ = tune(steps, arguments.updates, batches=False)
     rows["tuned noise and batches"], _ = tune(steps, arguments.updates)
     base = float(error(*rows["constant"]))
