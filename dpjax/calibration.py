@@ -402,7 +402,7 @@ def _without_derivatives(make: Callable, x: jax.Array) -> Callable:
 
 def _rounded_down(x: Any, dtype: Any) -> Any:
     """A target as a float of ``dtype``, not larger than it was."""
-    near = jnp.asarray(x, dtype)
     if _traced(x):
-        return near
-    return jnp.where(np.asarray(near, np.float64) > np.asarray(x), jnp.nextafter(near, jnp.zeros_like(near)), near)
+        return jnp.asarray(x, dtype)
+    near = np.asarray(x).astype(dtype)
+    return jnp.asarray(np.where(near.astype(np.float64) > x, np.nextafter(near, np.zeros_like(near)), near))

@@ -242,6 +242,16 @@ class TestTracers:
             slope = sum(i * quotient(gaussian_noise, i) for i in (1.0, 2.0))
             assert float(jax.grad(total)(1.0)) == pytest.approx(slope, rel=3 * tol if not x64 else 1e-6)
 
+    @pytest.mark.parametrize("x64", [False, True])
+    def test_the_target_may_be_a_number_and_the_rest_traced(self, x64):
+        with jax.enable_x64(x64):
+            by_scale = lambda scale: dpjax.calibrate(lambda s: dpjax.Gaussian(s * scale), epsilon=2.0, delta=1e-5)
+            value, slope = jax.jit(jax.value_and_grad(by_scale))(2.0)
+            exact = float(gaussian_noise(2.0)) / 2
+            assert float(value) == pytest.approx(exact, rel=1e-6) and float(slope) == pytest.approx(
+                -exact / 2, rel=1e-6
+            )
+
     def test_float32_is_on_the_safe_side(self):
         with jax.enable_x64(False):
             epsilons = np.geomspace(0.1, 10, 200).astype(np.float32)
