@@ -21,7 +21,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from dpjax import __version__
+from dpjax import __version__, _training_terms
 
 ADJACENCIES = ("add_or_remove_one", "replace_one", "replace_special", "add", "remove")
 METHODS = ("auto", "closed_form", "contour", "levy", "lattice")
@@ -36,6 +36,16 @@ _EPSILON_EXAMPLES = r"""
 _DELTA_EXAMPLES = r"""
   dpjax delta --noise-multiplier 1.0 --sampling-probability 0.01 \
       --steps 1000 --epsilon 2 --json
+"""
+_CALIBRATE_EXAMPLES = r"""
+  dpjax calibrate --sampling-probability 0.01 --steps 1000 \
+      --epsilon 2 --delta 1e-5
+
+  dpjax calibrate --dataset-size 60000 --batch-size 256 --epochs 60 \
+      --epsilon 3 --delta 1e-5
+
+  dpjax calibrate --noise-multiplier 1.0 --sampling-probability 0.01 \
+      --tpr 0.05 --fpr 0.01
 """
 _DOCTOR_EXAMPLES = """
   dpjax doctor
@@ -107,6 +117,7 @@ def _word(allowed: Iterable[str]) -> Callable[[str], str]:
 _DIRECT = "DP-SGD by its own parameters"
 _TRAINING = "or by those of the training run"
 _QUERY = "The question"
+_TARGET = "The target"
 _OUTPUT = "The answer"
 
 Noise = Annotated[
@@ -138,7 +149,8 @@ BatchSize = Annotated[
     typer.Option(
         parser=_whole,
         metavar="COUNT",
-        help="Expected records in a batch: the sampling probability is batch / dataset.",
+        help="Expected records between two additions of noise, all micro-batches of an update together: the "
+        "sampling probability is batch / dataset.",
         rich_help_panel=_TRAINING,
     ),
 ]
@@ -218,19 +230,10 @@ def setting(
         if value is not None:
             raise ValueError(f"give {_listed(direct)}, or {_listed(training)}, not {name} with the latter.")
     _require(training, "")
-    assert dataset_size is not None and batch_size is not None and epochs is not None
-    for name, value in training.items():
-        if value <= 0:  # type: ignore[operator]
-            raise ValueError(f"{name} must be > 0.")
-    if batch_size > dataset_size:
-        raise ValueError(f"--batch-size {batch_size} is larger than --dataset-size {dataset_size}.")
-    given = {"dataset_size": dataset_size, "batch_size": batch_size, "epochs": _plain(epochs)}
-    formulas = {
-        "sampling_probability": f"{batch_size} / {dataset_size}",
-        "steps": f"ceil({_plain(epochs)} * {dataset_size} / {batch_size})",
-    }
-    steps = math.ceil(epochs * dataset_size / batch_size)
-    return Setting(noise_multiplier, batch_size / dataset_size, steps, formulas, given)
+    names = {name.removeprefix("--").replace("-", "_"): name for name in training}
+    terms = _training_terms.derive(dataset_size, batch_size, epochs, names=names)
+    given = {"dataset_size": dataset_size, "batch_size": batch_size, "epochs": _training_terms.plain(terms.epochs)}
+    return Setting(noise_multiplier, terms.sampling_probability, terms.steps, terms.formulas, given)
 
 
 def _require(options: dict[str, Any], otherwise: str) -> None:
@@ -244,15 +247,12 @@ def _listed(names: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _plain(x: Fraction) -> int | float:
-    return x.numerator if x.denominator == 1 else float(x)
-
-
 # ---- the commands
 
 
 @app.callback(
-    invoke_without_command=True, epilog="Examples:\n" + _EPSILON_EXAMPLES + _DELTA_EXAMPLES + _DOCTOR_EXAMPLES
+    invoke_without_command=True,
+    epilog="Examples:\n" + _EPSILON_EXAMPLES + _DELTA_EXAMPLES + _CALIBRATE_EXAMPLES + _DOCTOR_EXAMPLES,
 )
 def _top(
     context: typer.Context,
@@ -320,6 +320,121 @@ def delta(
     """The certified delta of a DP-SGD run at a given epsilon."""
     run = setting(noise_multiplier, sampling_probability, steps, dataset_size, batch_size, epochs)
     _answer("delta", run, {"epsilon": epsilon}, adjacency, method, rtol, as_json, no_cache)
+
+
+_FREE = {"noise_multiplier": True, "sampling_probability": False, "steps": False}  # whether more of it is safer
+
+
+@app.command(epilog="Examples:\n" + _CALIBRATE_EXAMPLES)
+def calibrate(
+    *,
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="Standard deviation of the noise over the clipping norm.",
+            rich_help_panel=_DIRECT,
+        ),
+    ] = None,
+    sampling_probability: Probability = None,
+    steps: Steps = None,
+    dataset_size: DatasetSize = None,
+    batch_size: BatchSize = None,
+    epochs: Epochs = None,
+    epsilon: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="The target epsilon, at a delta.", rich_help_panel=_TARGET)
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(metavar="NUMBER", help="The delta of the target; there is no default.", rich_help_panel=_TARGET),
+    ] = None,
+    log_delta: Annotated[
+        float | None,
+        typer.Option(metavar="NUMBER", help="Its natural logarithm, where delta underflows.", rich_help_panel=_TARGET),
+    ] = None,
+    advantage: Annotated[
+        float | None,
+        typer.Option(metavar="NUMBER", help="The target: a membership attack's advantage.", rich_help_panel=_TARGET),
+    ] = None,
+    tpr: Annotated[
+        float | None,
+        typer.Option(metavar="NUMBER", help="The target: an attack's true-positive rate ...", rich_help_panel=_TARGET),
+    ] = None,
+    fpr: Annotated[
+        float | None,
+        typer.Option(metavar="NUMBER", help="... at this false-positive rate.", rich_help_panel=_TARGET),
+    ] = None,
+    adjacency: AdjacencyName = ADJACENCIES[0],
+    as_json: AsJson = False,
+    no_cache: NoCache = False,
+) -> None:
+    """The noise, sampling probability or steps of a DP-SGD run that meet a target: whichever is left out."""
+    target = _calibration_target(epsilon, delta, log_delta, advantage, tpr, fpr)
+    known: dict[str, Any] = {
+        "noise_multiplier": noise_multiplier, "sampling_probability": sampling_probability, "steps": steps,
+    }  # fmt: skip
+    run = None
+    if any(x is not None for x in (dataset_size, batch_size, epochs)):
+        if noise_multiplier is not None:
+            raise ValueError("--noise-multiplier is what is found from --dataset-size, --batch-size and --epochs.")
+        run = setting(math.nan, sampling_probability, steps, dataset_size, batch_size, epochs)
+        known |= {"sampling_probability": run.sampling_probability, "steps": run.steps}
+    free = [name for name, value in known.items() if value is None]
+    if len(free) != 1:
+        options = [f"--{name.replace('_', '-')}" for name in _FREE]
+        missing = _listed([f"--{name.replace('_', '-')}" for name in free]) if free else "none"
+        raise ValueError(f"leave out exactly one of {_listed(options)}, which is then found; missing: {missing}.")
+    (name,) = free
+
+    configure_jax(no_cache)
+    import dpjax
+
+    neighbours = dpjax.Adjacency(adjacency)
+    make = lambda x: dpjax.dpsgd(**{**known, name: x})
+    found = dpjax.calibrate(make, **target, adjacency=neighbours, integer=name == "steps")
+    found = int(found) if name == "steps" else float(found)
+    record = make(found)
+    if "epsilon" in target:
+        at = {key: value for key, value in target.items() if key != "epsilon"}
+        spent = {"epsilon": float(dpjax.epsilon(record, **at, adjacency=neighbours))}
+    elif "advantage" in target:
+        spent = {"advantage": float(dpjax.advantage(record, adjacency=neighbours))}
+    else:
+        spent = {
+            "true_positive_rate": float(dpjax.true_positive_rate(record, target["tpr_at_fpr"][1], adjacency=neighbours))
+        }
+    inputs = {key: value for key, value in known.items() if key != name}
+    inputs |= {**(run.given if run else {}), "target": target, "adjacency": adjacency}
+    if as_json:
+        _print_json({name: found, "spent": spent, "inputs": inputs, "dpjax": __version__})
+        return
+    up = _FREE[name]
+    rows = {name: f"{found}" if name == "steps" else rounded(found, up=up)}
+    rows |= {key: f"{rounded(value, up=True)}, certified" for key, value in spent.items()}
+    for key, value in {**inputs, **{f"target {key}": value for key, value in target.items()}}.items():
+        formula = run.derived.get(key) if run else None
+        if key != "target":
+            rows[key] = f"{value:.10g} = {formula}" if formula else f"{value}"
+    _print_table(rows, bold_first=True)
+
+
+def _calibration_target(epsilon, delta, log_delta, advantage, tpr, fpr) -> dict[str, Any]:
+    """What ``dpjax.calibrate`` is to be asked for."""
+    kinds = {"--epsilon": epsilon, "--advantage": advantage, "--tpr and --fpr": tpr if fpr is None else fpr}
+    given = [name for name, value in kinds.items() if value is not None]
+    if len(given) != 1:
+        raise ValueError("give one target: --epsilon with --delta or --log-delta, --advantage, or --tpr with --fpr.")
+    if epsilon is not None:
+        if (delta is None) == (log_delta is None):
+            raise ValueError("give either --delta or --log-delta with --epsilon; neither has a default.")
+        return {"epsilon": epsilon} | ({"delta": delta} if log_delta is None else {"log_delta": log_delta})
+    if delta is not None or log_delta is not None:
+        raise ValueError(f"--delta belongs to --epsilon; {given[0]} has none.")
+    if advantage is not None:
+        return {"advantage": advantage}
+    if tpr is None or fpr is None:
+        raise ValueError("--tpr and --fpr belong together.")
+    return {"tpr_at_fpr": (tpr, fpr)}
 
 
 @app.command()

@@ -99,6 +99,34 @@ class TestAnswers:
         assert (run.sampling_probability, run.steps) == (0.01, 110)
 
 
+class TestCalibrate:
+    def test_noise(self, dp):
+        status, out, err = dp("calibrate", *DIRECT[2:], "--epsilon", "2", "--delta", "1e-5")
+        assert (status, err) == (0, "")
+        assert out.startswith("noise multiplier      0.9591015527\n")  # rounded up
+        assert "epsilon               1.999999999" in out
+
+    def test_probability_and_steps_agree_with_the_library(self, dp):
+        _, out, _ = dp("calibrate", *DIRECT[:2], *DIRECT[4:], "--epsilon", "2", "--delta", "1e-5", "--json")
+        answer = json.loads(out)
+        q = dpjax.calibrate(lambda q: dpjax.dpsgd(1.0, q, 1000), epsilon=2.0, delta=1e-5)
+        assert answer["sampling_probability"] == q
+        assert 2 * (1 - 1e-9) <= answer["spent"]["epsilon"] <= 2
+        _, out, _ = dp("calibrate", *DIRECT[:4], "--epsilon", "2", "--log-delta", str(math.log(1e-5)), "--json")
+        assert json.loads(out)["steps"] == 1202
+
+    def test_training_terms(self, dp):
+        _, out, _ = dp("calibrate", *TRAINING[2:], "--epsilon", "3", "--delta", "1e-5")
+        assert out.startswith("noise multiplier      0.9684274159\n")
+        assert "14063 = ceil(60 * 60000 / 256)" in out
+
+    def test_advantage(self, dp):
+        _, out, _ = dp("calibrate", *DIRECT[2:], "--advantage", "0.1", "--json")
+        answer = json.loads(out)
+        run = dpjax.dpsgd(answer["noise_multiplier"], 0.01, 1000)
+        assert answer["spent"]["advantage"] == dpjax.advantage(run) <= 0.1
+
+
 class TestSameWordsAsTheLibrary:
     def test_adjacencies(self):
         assert set(cli.ADJACENCIES) == {a.value for a in dpjax.Adjacency}
@@ -146,6 +174,18 @@ BAD = {
         "> 0",
     ),
     "no epoch": (["epsilon", *TRAINING[:-1], "1e-999999999", "--delta", "1e-5"], "--epochs must be > 0"),
+    "nothing to find": (["calibrate", *DIRECT, "--epsilon", "2", "--delta", "1e-5"], "leave out exactly one"),
+    "two to find": (["calibrate", *DIRECT[:2], "--epsilon", "2", "--delta", "1e-5"], "leave out exactly one"),
+    "noise known": (["calibrate", *TRAINING, "--epsilon", "2", "--delta", "1e-5"], "is what is found"),
+    "no target": (["calibrate", *DIRECT[2:]], "give one target"),
+    "two targets": (["calibrate", *DIRECT[2:], "--advantage", "0.1", "--tpr", "0.1"], "give one target"),
+    "target without delta": (["calibrate", *DIRECT[2:], "--epsilon", "2"], "--log-delta"),
+    "half a point": (["calibrate", *DIRECT[2:], "--tpr", "0.1"], "--tpr and --fpr belong together"),
+    "advantage at a delta": (["calibrate", *DIRECT[2:], "--advantage", "0.1", "--delta", "1e-5"], "--delta belongs"),
+    "infeasible": (
+        ["calibrate", "--noise-multiplier", "100", "--steps", "10", "--epsilon", "50", "--delta", "1e-5"],
+        "cannot be met",
+    ),
     "command": (["epsilom"], "epsilom"),
     "option": (["epsilon", "--sigma", "1"], "--sigma"),
 }
