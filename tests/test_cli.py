@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import dpjax
 from dpjax import cli, doctor
+from dpjax.cli import _options, _print, _process
 
 DIRECT = ["--noise-multiplier", "1.0", "--sampling-probability", "0.01", "--steps", "1000"]
 TRAINING = ["--noise-multiplier", "1.1", "--dataset-size", "60000", "--batch-size", "256", "--epochs", "60"]
@@ -25,7 +26,7 @@ EPSILON = 1.8282366665165768  # of DIRECT at delta 1e-5, by contour quadrature i
 @pytest.fixture
 def dp(monkeypatch, capsys):
     """Runs a command in this process, whose JAX stays as it is, and returns (status, stdout, stderr)."""
-    monkeypatch.setattr(cli, "configure_jax", lambda *args, **kwargs: "off")
+    monkeypatch.setattr(_process, "configure_jax", lambda *args, **kwargs: "off")
 
     def run(*argv):
         status = cli.run(argv)
@@ -95,7 +96,7 @@ class TestAnswers:
 
     def test_training_terms_are_exact(self):
         assert math.ceil(1.1 * 50000 / 500) == 111  # what floating point makes of 110 steps
-        run = cli.setting(1.0, dataset_size=50000, batch_size=500, epochs=Fraction("1.1"))
+        run = _options.setting(1.0, dataset_size=50000, batch_size=500, epochs=Fraction("1.1"))
         assert (run.sampling_probability, run.steps) == (0.01, 110)
 
 
@@ -129,12 +130,12 @@ class TestCalibrate:
 
 class TestSameWordsAsTheLibrary:
     def test_adjacencies(self):
-        assert set(cli.ADJACENCIES) == {a.value for a in dpjax.Adjacency}
+        assert set(_options.ADJACENCIES) == {a.value for a in dpjax.Adjacency}
 
     @pytest.mark.parametrize("query", [dpjax.epsilon_bounds, dpjax.delta_bounds])
     def test_defaults(self, query):
         library = inspect.signature(query).parameters
-        command = inspect.signature(getattr(cli, query.__name__.removesuffix("_bounds"))).parameters
+        command = inspect.signature(getattr(cli.queries, query.__name__.removesuffix("_bounds"))).parameters
         assert command["rtol"].default == library["rtol"].default
         assert command["method"].default == library["method"].default
         assert dpjax.Adjacency(command["adjacency"].default) == library["adjacency"].default
@@ -204,12 +205,12 @@ def test_bad_input_is_one_line_and_status_2(dp, case):
 class TestRounded:
     @given(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 17))
     def test_stays_on_its_side(self, x, digits):
-        down, up = (Fraction(cli.rounded(x, up=up, digits=digits)) for up in (False, True))
+        down, up = (Fraction(_print.rounded(x, up=up, digits=digits)) for up in (False, True))
         assert down <= Fraction(x) <= up
 
     @pytest.mark.parametrize("x", [math.inf, 0.0, 0.5, 1e15])
     def test_round_numbers_stay(self, x):
-        assert float(cli.rounded(x, up=True)) == float(cli.rounded(x, up=False)) == x
+        assert float(_print.rounded(x, up=True)) == float(_print.rounded(x, up=False)) == x
 
 
 class TestDoctor:
@@ -300,7 +301,7 @@ class TestProcess:
     def test_cache_folder(self, monkeypatch, tmp_path):
         monkeypatch.setenv("HOME", str(tmp_path))
         monkeypatch.setenv("XDG_CACHE_HOME", "relative/path")
-        assert cli.cache_folder().parent == tmp_path / ".cache" / "dpjax"
+        assert _process.cache_folder().parent == tmp_path / ".cache" / "dpjax"
 
     @pytest.mark.slow
     def test_start_to_answer(self, tmp_path):
