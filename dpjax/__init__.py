@@ -63,6 +63,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax.mechanisms import TruncatedPoissonSampled as TruncatedPoissonSampled
     from dpjax.mechanisms import banded_factorization as banded_factorization
     from dpjax.mechanisms import dpsgd as dpsgd
+    from dpjax.reporting import statement as statement
     from dpjax.representations import AttackRates as AttackRates
     from dpjax.representations import advantage as advantage
     from dpjax.representations import attack_rates as attack_rates
@@ -130,6 +131,7 @@ _HOME = {  # None: the name is that of a module
     "SelfComposed": "mechanisms",
     "ShuffledBatches": "mechanisms",
     "Status": "accounting",
+    "statement": "reporting",
     "sweep": "sweeps",
     "Table": "table",
     "tradeoff": "representations",
