@@ -28,7 +28,8 @@ _HOW = {
     Method.RECURSION: "by a recursion over the optimal adversary, bounded from both sides",
     Method.LATTICE: "from discretised privacy loss distributions that dominate the exact ones, convolved with bounds on every error",
 }
-_THEORY = "Zhu, Dong and Wang, arXiv 2106.08567"
+_COMPOSITION = "Zhu, Dong and Wang, arXiv 2106.08567"
+_RANGES = "Dong, Durfee and Rogers, arXiv 1909.13830"
 _NOT_COVERED = (
     "Not covered: choices made from the data outside of the mechanism, such as hyperparameters tuned on it; batches that are not "
     "sampled as stated; noise that is not drawn from the stated distribution, which includes floating-point samplers."
@@ -90,11 +91,12 @@ def statement(
         known = f"No finite {what} holds."
     else:
         known = f"The exact {what} is at least {_down(bounds.lower)}."
-    how = _HOW[Method(int(bounds.method))]
+    used = Method(int(bounds.method))
+    how, theory = _HOW[used], _RANGES if used is Method.RECURSION else _COMPOSITION
     text = describe(mechanism)
     return (
         f"{text[:1].upper()}{text[1:]} satisfies ({pair})-differential privacy for datasets {_NEIGHBOURS[adjacency]}. "
-        f"This was computed {how} ({_THEORY}), with dpjax {__version__}; numbers are rounded up. {known} {_NOT_COVERED}"
+        f"This was computed {how} ({theory}), with dpjax {__version__}; numbers are rounded up. {known} {_NOT_COVERED}"
     )
 
 
