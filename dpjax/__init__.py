@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax import bounded_range as bounded_range
     from dpjax import conversions as conversions
     from dpjax import pure_dp as pure_dp
+    from dpjax import training as training
     from dpjax.accounting import Bounds as Bounds
     from dpjax.accounting import Method as Method
     from dpjax.accounting import Status as Status
@@ -113,6 +114,7 @@ _HOME = {  # None: the name is that of a module
     "pure_dp": None,
     "renyi": "representations",
     "tradeoff": "representations",
+    "training": None,
     "true_positive_rate": "representations",
 }
 __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
