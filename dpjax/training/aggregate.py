@@ -25,7 +25,7 @@ class PrivacyState(NamedTuple):
     Attributes:
       count: sufficient statistic of the steps that were run: their number, or for ``NoiseLevels`` the number at each
         level (int32; it would wrap to negative, and the answer be NaN, after 2**31 steps).
-      rng_key: key of the next noise; secret.
+      rng_key: data of the next noise's key (``jax.random.key_data``), so that all leaves are plain arrays; secret.
       fingerprint: of the steps; a checkpoint of other steps is recognised by it.
       steps: what the steps are; structure, not leaves, except for traced numbers.
     """
@@ -152,10 +152,12 @@ def private_sum(
     plan = _steps.steps_of(mechanism)
     size = _batch_size(plan, expected_batch_size)
     mark = fingerprint(plan)
+    key = _key(key)
+    implementation = jax.random.key_impl(key)
 
     def init(params):
         del params
-        return PrivacyState(plan.start(), _key(key), jnp.asarray(mark), Frozen(plan))
+        return PrivacyState(plan.start(), jnp.array(jax.random.key_data(key)), jnp.asarray(mark), Frozen(plan))
 
     def update(updates, state, params=None, *, mechanism=None, noise_multiplier=None, **unused):
         import optax
@@ -165,12 +167,13 @@ def private_sum(
             raise ValueError(_WRONG_SUM.format(_shapes(updates), _shapes(params)))
         step = plan.next(state.count, mechanism, noise_multiplier)
         # The noise that optax adds to a batch without gradients: what is passed in was clipped already.
-        draw = optax.contrib.differentially_private_aggregate(l2_norm_clip, step.noise_multiplier, state.rng_key)
+        rng_key = jax.random.wrap_key_data(state.rng_key, impl=implementation)
+        draw = optax.contrib.differentially_private_aggregate(l2_norm_clip, step.noise_multiplier, rng_key)
         nothing = jax.tree.map(lambda x: jnp.zeros((1, *jnp.shape(x)), jnp.result_type(x)), updates)
         noise, drawn = draw.update(nothing, draw.init(None))
         divisor = _steps.pick(size, state.count)
         noisy = jax.tree.map(lambda x, n: ((x + n) / divisor).astype(n.dtype), updates, noise)
-        return noisy, state._replace(count=step.count, rng_key=drawn.rng_key)
+        return noisy, state._replace(count=step.count, rng_key=jax.random.key_data(drawn.rng_key))
 
     return _extra_args(init, update)
 
@@ -251,7 +254,8 @@ def _batch_size(plan: _steps.Steps, given: Any) -> Any:
 def _key(key: Any) -> jax.Array:
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
         return jax.random.key(int(key))
-    return jnp.array(key)
+    key = jnp.asarray(key)
+    return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
 
 
 def _alike(updates: Any, params: Any) -> bool:

@@ -14,6 +14,7 @@ from dpjax.adaptive import GDPFilter, RenyiFilter, ZCDPFilter
 from dpjax.mechanisms import Adjacency, Gaussian, Mechanism
 from dpjax.training import steps as _steps
 from dpjax.training._frozen import fingerprint
+from dpjax.training.aggregate import PrivacyState
 from dpjax.training.guard import GuardedState, MeteredState, privacy_states, the_privacy_state
 
 _WRAPPERS = {
@@ -137,17 +138,12 @@ def _keeper(opt_state: Any) -> GuardedState | MeteredState | None:
 
 
 def _refuse_wrappers(opt_state: Any) -> None:
-    bad = lambda x: (
-        type(x).__name__ in _WRAPPERS
-        and (privacy_states(x) or any(isinstance(s, GuardedState | MeteredState) for s in _keepers(x)))
-    )
+    ours = PrivacyState | GuardedState | MeteredState
+    holds = lambda tree: any(isinstance(x, ours) for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, ours)))
+    bad = lambda x: type(x).__name__ in _WRAPPERS and holds(x)
     for x in jax.tree.leaves(opt_state, is_leaf=bad):
         if bad(x):
             raise ValueError(_WRAPPERS[type(x).__name__])
-
-
-def _keepers(tree: Any) -> list:
-    return jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, GuardedState | MeteredState))
 
 
 def _check_mark(mark: Any, record: Any) -> Any:
