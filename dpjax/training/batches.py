@@ -62,7 +62,7 @@ class PoissonBatches:
 
     dataset_size: int = static()
     sampling_probability: ArrayLike = 1.0
-    max_batch_size: int | None = static(default=None)
+    max_batch_size: int = static(default=None)
 
     def __post_init__(self):
         _validate.whole("dataset_size", self.dataset_size, 1)

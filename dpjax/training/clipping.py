@@ -57,7 +57,7 @@ def clipped_sum(per_example: Any, l2_norm_clip: ArrayLike, mask: ArrayLike | Non
     safe = [jnp.where(wide(keep, leaf), leaf, 0) for leaf in leaves]
     if not examples:
         return jax.tree.unflatten(structure, [jnp.zeros(leaf.shape[1:], leaf.dtype) for leaf in leaves])
-    total, _ = optax.per_example_global_norm_clip(safe, l2_norm_clip)
+    total: Any = optax.per_example_global_norm_clip(safe, l2_norm_clip)[0]
     return jax.tree.unflatten(structure, total)
 
 

@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 
 from dpjax import _validate, accounting
 from dpjax.adaptive import GDPFilter, RenyiFilter, ZCDPFilter
+from dpjax.adaptive._filter import show
 from dpjax.mechanisms import Adjacency, Gaussian, Mechanism
 from dpjax.training import steps as _steps
 from dpjax.training._frozen import fingerprint
@@ -200,4 +201,6 @@ def _same_adjacency(keeper: Any, adjacency: Adjacency | None) -> None:
 
 def _covers(own: Any, delta: Any) -> None:
     if not _validate.is_traced(own) and not _validate.is_traced(delta) and np.any(np.asarray(delta) < np.asarray(own)):
-        raise ValueError(f"delta = {delta!r}, but it must be at least {own!r}, for which the guarantee was made.")
+        raise ValueError(
+            f"delta = {show(delta)}, but it must be at least {show(own)}, for which the guarantee was made."
+        )

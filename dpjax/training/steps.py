@@ -88,7 +88,7 @@ class Constant(Steps):
 
     def composed(self, count):
         if isinstance(self.step, RandomAllocation):  # the record of a whole epoch: one that has begun counts
-            per = self.step.num_steps
+            per: Any = self.step.num_steps
             count = jnp.ceil(count / per) if _validate.is_traced(per) else -(-count // int(per))
         return SelfComposed(self.step, count)
 
@@ -114,11 +114,16 @@ class Schedule(Steps):
 
     def next(self, count, mechanism, noise_multiplier):
         self._refuse(mechanism, noise_multiplier)
-        inside = jnp.where(count < self.length, 1.0, jnp.nan)  # a filter refuses NaN
-        record = jax.tree.map(lambda x: x * inside, _at(self.schedule.mechanism, count, self.length))
+        due = count < self.length
+        # Beyond the end: a step that no filter grants, and no noise that could be mistaken for some.
+        worst: dict[str, Any] = {"noise_multiplier": 0.0, "sampling_probability": 1.0}
+        record = jax.tree_util.tree_map_with_path(
+            lambda path, x: jnp.where(due, x, worst.get(path[-1].name, x)),
+            _at(self.schedule.mechanism, count, self.length),
+        )
         noise = noise_of(self.schedule.mechanism)
         noise = jnp.asarray(noise)[_index(noise, count, self.length)] if np.ndim(noise) else noise
-        return Next(record, noise * inside, count + 1)
+        return Next(record, jnp.where(due, noise, jnp.nan), count + 1)
 
     def composed(self, count):
         n = self.length
