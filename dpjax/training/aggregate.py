@@ -170,7 +170,7 @@ def private_sum(
         rng_key = jax.random.wrap_key_data(state.rng_key, impl=implementation)
         draw = optax.contrib.differentially_private_aggregate(l2_norm_clip, step.noise_multiplier, rng_key)
         nothing = jax.tree.map(lambda x: jnp.zeros((1, *jnp.shape(x)), jnp.result_type(x)), updates)
-        noise, drawn = draw.update(nothing, draw.init(params))
+        noise, drawn = draw.update(nothing, draw.init(params))  # pyright: ignore[reportArgumentType]
         divisor = _steps.pick(size, state.count)
         noisy = jax.tree.map(lambda x, n: ((x + n) / divisor).astype(n.dtype), updates, noise)
         return noisy, state._replace(count=step.count, rng_key=jax.random.key_data(drawn.rng_key))  # pyright: ignore[reportAttributeAccessIssue]
