@@ -68,6 +68,9 @@ def guarded(optimizer: optax.GradientTransformation, filter: Filter) -> optax.Gr
     say what the step costs with ``update(..., mechanism=)``, or ``cost=`` a dict of the filter's own keywords
     (``{"epsilon": 0.1}``).
 
+    Refusing is a branch of the program, and what goes into a branch has to be in memory. With large per-example gradients
+    clip before it: ``guarded(optax.chain(private_sum(...), ...), filter)`` on ``clipped_sum(gradients, l2_norm_clip)``.
+
     Args:
       optimizer: any optax optimizer, ``private_aggregate`` included: wrap the whole chain.
       filter: from ``dpjax.adaptive``, without batch axes. ``RenyiFilter`` is the one that profits from sampling.
