@@ -9,6 +9,8 @@
 Run with: python examples/train_digits.py    (needs scikit-learn)
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,7 +43,7 @@ def loss(weights: dict, features: jax.Array, label: jax.Array) -> jax.Array:
 per_example = jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))
 
 
-def accuracy(weights: dict, features: jax.Array, labels: jax.Array) -> jax.Array:
+def accuracy(weights: Any, features: jax.Array, labels: jax.Array) -> jax.Array:
     """Share of labels that are right."""
     return jnp.mean(jnp.argmax(features @ weights["matrix"] + weights["bias"], axis=1) == labels)
 
