@@ -36,9 +36,9 @@ class Frozen:
     traced number (a sweep by ``vmap`` over noise multipliers) stays a leaf and is batched as any other.
     """
 
-    def __init__(self, record: Any):
+    def __init__(self, record: Any, moves: tuple[bool, ...] | None = None):
         leaves, structure = jax.tree.flatten(record)
-        moves = [is_traced(x) for x in leaves]
+        moves = tuple(is_traced(x) for x in leaves) if moves is None else moves
         self._fixed = _Fixed(structure, tuple(None if m else np.array(x) for x, m in zip(leaves, moves, strict=True)))
         self._moving = tuple(x for x, m in zip(leaves, moves, strict=True) if m)
 
@@ -52,6 +52,9 @@ class Frozen:
     def same_structure(self, other: Frozen) -> bool:
         """Whether the two are one record as far as their concrete numbers go."""
         return self._fixed == other._fixed
+
+    def __reduce__(self):  # structures cannot be pickled, records can
+        return Frozen, (self.record, tuple(x is None for x in self._fixed.leaves))
 
     def tree_flatten(self):
         return self._moving, self._fixed

@@ -13,7 +13,7 @@ from dpjax import _validate
 from dpjax.mechanisms import FixedSizeSampled, Mechanism, TruncatedPoissonSampled
 from dpjax.training import steps as _steps
 from dpjax.training._frozen import Frozen, fingerprint
-from dpjax.training.clipping import clipped_sum
+from dpjax.training.clipping import clipped_sum, positive
 
 if TYPE_CHECKING:
     import optax
@@ -95,7 +95,7 @@ def private_aggregate(
       >>> print(f"{training.privacy_spent(state, delta=1e-5):.6f}")
       0.199450
     """
-    _validate.in_range("l2_norm_clip", l2_norm_clip, 0.0, low_open=True, high_open=True)
+    l2_norm_clip = positive("l2_norm_clip", l2_norm_clip)
     noisy = private_sum(l2_norm_clip, mechanism, key, expected_batch_size=expected_batch_size)
     plan = _steps.steps_of(mechanism)
 
@@ -148,7 +148,7 @@ def private_sum(
       >>> int(state.count)
       1
     """
-    _validate.in_range("l2_norm_clip", l2_norm_clip, 0.0, low_open=True, high_open=True)
+    l2_norm_clip = positive("l2_norm_clip", l2_norm_clip)
     plan = _steps.steps_of(mechanism)
     size = _batch_size(plan, expected_batch_size)
     mark = fingerprint(plan)
@@ -235,7 +235,7 @@ def _batch_size(plan: _steps.Steps, given: Any) -> Any:
                 "whole batch (sampling probability times dataset size)."
             )
         return derived
-    _validate.in_range("expected_batch_size", given, 0.0, low_open=True, high_open=True)
+    given = positive("expected_batch_size", given)
     if derived is not None and not _validate.is_traced(derived) and not _validate.is_traced(given):
         if not np.allclose(given, derived, rtol=1e-6):
             raise ValueError(

@@ -44,7 +44,7 @@ def clipped_sum(per_example: Any, l2_norm_clip: ArrayLike, mask: ArrayLike | Non
     """
     import optax
 
-    _validate.in_range("l2_norm_clip", l2_norm_clip, 0.0, low_open=True, high_open=True)
+    l2_norm_clip = positive("l2_norm_clip", l2_norm_clip)
     leaves, structure = jax.tree.flatten(per_example)
     examples = _examples(leaves)
     keep = jnp.ones((examples,), bool) if mask is None else jnp.asarray(mask)
@@ -123,6 +123,12 @@ def accumulate(
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     add = lambda total, part: (jax.tree.map(jnp.add, total, piece(*part)), None)
     return jax.lax.scan(add, zero, pieces)[0]
+
+
+def positive(name: str, x: Any) -> Any:
+    """``x``, checked to be positive and finite; NaN where it is traced and is not."""
+    _validate.in_range(name, x, 0.0, low_open=True, high_open=True)
+    return jnp.where((x > 0) & (x < jnp.inf), x, jnp.nan) if _validate.is_traced(x) else x
 
 
 def _examples(leaves: list, name: str = "per_example") -> int:

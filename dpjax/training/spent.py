@@ -167,7 +167,9 @@ def _by_filter(state: GuardedState, delta: Any, adjacency: Adjacency | None) -> 
     if isinstance(filt, GDPFilter):
         mu = _validate.number("mu", filt.mu)
         xp = jnp if _validate.is_traced(mu) else np
-        answer = accounting.epsilon(Gaussian(xp.nextafter(1 / mu, 0.0 * mu)), delta)
+        with np.errstate(divide="ignore"):
+            noise = xp.nextafter(xp.divide(1.0, mu), 0.0)  # down: less noise is the safe side
+        answer = accounting.epsilon(Gaussian(noise), delta)
     elif isinstance(filt, ZCDPFilter) or (isinstance(filt, RenyiFilter) and filt.combine == "all"):
         answer = filt.epsilon(delta)
     else:

@@ -1,6 +1,8 @@
 """The aggregate does what optax's does, counts what it does, and says so exactly."""
 
+import copy
 import io
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -121,6 +123,20 @@ class TestClippedSum:
         rows = jnp.ones((4, 3)).at[2, 1].set(bad)
         without = training.clipped_sum(rows, 0.7, jnp.arange(4) != 2)
         assert np.linalg.norm(training.clipped_sum(rows, 0.7) - without) <= 0.7 * (1 + 1e-6)
+
+    @pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
+    def test_traced_and_out_of_range_is_nan(self, bad):
+        assert jnp.all(jnp.isnan(jax.jit(lambda clip: training.clipped_sum(jnp.ones((4, 3)), clip))(bad)))
+        arguments = {"clip": lambda x: aggregate(clip=x), "size": lambda x: aggregate(size=x)}
+        for make in arguments.values():
+            out = jax.jit(lambda x, make=make: run(make(x), 1)[0])(bad)
+            assert all(bool(jnp.all(jnp.isnan(x))) for x in jax.tree.leaves(out))
+
+    def test_half_precision_is_summed_in_float32(self):
+        rows = jax.random.normal(jax.random.key(0), (50, 30)).astype(jnp.bfloat16)
+        total = training.clipped_sum(rows, 0.5)
+        assert total.dtype == np.float32
+        close(total, training.clipped_sum(rows.astype(jnp.float32), 0.5))
 
     def test_no_examples(self):
         np.testing.assert_array_equal(training.clipped_sum(jnp.zeros((0, 3)), 1.0), np.zeros(3))
@@ -323,6 +339,18 @@ class TestCheckpoint:
             out, state = again.update(gradients(), state, PARAMS, mask=ALL, **extra)
         assert equal((out, state), (whole, whole_state))
         assert training.privacy_spent(state, DELTA) == training.privacy_spent(whole_state, DELTA)
+
+    @pytest.mark.parametrize("copied", [lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy], ids=["pickle", "copy"])
+    def test_whole_states(self, copied):
+        optimizer = optax.chain(aggregate(SCHEDULE), optax.adam(0.1))
+        _, state = run(optimizer, 1)
+        again = copied(state)
+        assert jax.tree.structure(again) == jax.tree.structure(state) and equal(again, state)
+        assert equal(optimizer.update(gradients(), again, mask=ALL), optimizer.update(gradients(), state, mask=ALL))
+        # a sweep's numbers are leaves, and stay leaves
+        make = lambda noise: aggregate(dpjax.Gaussian(noise)).init(PARAMS)
+        sweep = jax.vmap(make)(jnp.asarray([1.0, 2.0]))
+        assert jax.tree.structure(copied(sweep)) == jax.tree.structure(sweep) and equal(copied(sweep), sweep)
 
     def test_of_other_steps_is_recognised(self):
         _, state = run(aggregate(dpjax.Gaussian(2.0)), 2)
