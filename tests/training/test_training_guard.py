@@ -183,6 +183,7 @@ GDP = GDPFilter(mu=1.0)
 
 
 class TestFilters:
+    @pytest.mark.slow
     def test_renyi_with_sampling(self):
         """The spent budget against Renyi divergences computed in another way."""
         order, budget = 8.0, 0.3
