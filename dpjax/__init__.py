@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax.accounting import epsilon as epsilon
     from dpjax.accounting import epsilon_bounds as epsilon_bounds
     from dpjax.accounting import log_delta as log_delta
+    from dpjax.calibration import calibrate as calibrate
     from dpjax.loss_distribution import characteristic_function as characteristic_function
     from dpjax.loss_distribution import privacy_loss_cdf as privacy_loss_cdf
     from dpjax.mechanisms import ZCDP as ZCDP
@@ -70,64 +71,71 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax.representations import true_positive_rate as true_positive_rate
     from dpjax.sweeps import sweep as sweep
     from dpjax.table import Table as Table
+    from dpjax.training_run import TrainingRun as TrainingRun
+    from dpjax.training_run import dpsgd_from_training as dpsgd_from_training
+    from dpjax.training_run import noise_for_training as noise_for_training
 
 _HOME = {  # None: the name is that of a module
+    "adaptive": None,
     "Adjacency": "mechanisms",
+    "advantage": "representations",
     "ApproximateDP": "mechanisms",
+    "attack_rates": "representations",
     "AttackRates": "representations",
+    "banded_factorization": "mechanisms",
+    "bounded_range": None,
     "BoundedRange": "mechanisms",
     "Bounds": "accounting",
+    "calibrate": "calibration",
+    "characteristic_function": "loss_distribution",
     "Composed": "mechanisms",
     "ComposedOver": "mechanisms",
+    "conversions": None,
+    "delta": "accounting",
+    "delta_bounds": "accounting",
     "DiscreteGaussian": "mechanisms",
     "DiscreteLaplace": "mechanisms",
     "DiscreteLoss": "mechanisms",
+    "dpsgd": "mechanisms",
+    "dpsgd_from_training": "training_run",
+    "epsilon": "accounting",
+    "epsilon_bounds": "accounting",
     "ExponentialMechanism": "mechanisms",
     "FixedSizeSampled": "mechanisms",
     "Gaussian": "mechanisms",
+    "gdp_mu": "representations",
     "Laplace": "mechanisms",
+    "ledger": None,
+    "log_delta": "accounting",
     "MassAtInfinity": "mechanisms",
     "MatrixFactorization": "mechanisms",
     "Mechanism": "mechanisms",
     "Method": "accounting",
     "MixtureOfGaussians": "mechanisms",
+    "noise_for_training": "training_run",
+    "participation": None,
     "PermuteAndFlip": "mechanisms",
     "PoissonSampled": "mechanisms",
+    "privacy_loss_cdf": "loss_distribution",
     "PrivacyProfile": "mechanisms",
+    "pure_dp": None,
     "PureDP": "mechanisms",
     "RandomAllocation": "mechanisms",
     "RandomizedResponse": "mechanisms",
-    "ReportNoisyMax": "mechanisms",
+    "renyi": "representations",
     "RenyiDP": "mechanisms",
+    "ReportNoisyMax": "mechanisms",
     "SelfComposed": "mechanisms",
     "ShuffledBatches": "mechanisms",
     "Status": "accounting",
+    "sweep": "sweeps",
     "Table": "table",
+    "tradeoff": "representations",
+    "TrainingRun": "training_run",
     "TreeAggregation": "mechanisms",
+    "true_positive_rate": "representations",
     "TruncatedPoissonSampled": "mechanisms",
     "ZCDP": "mechanisms",
-    "adaptive": None,
-    "advantage": "representations",
-    "attack_rates": "representations",
-    "banded_factorization": "mechanisms",
-    "bounded_range": None,
-    "characteristic_function": "loss_distribution",
-    "conversions": None,
-    "delta": "accounting",
-    "delta_bounds": "accounting",
-    "dpsgd": "mechanisms",
-    "epsilon": "accounting",
-    "epsilon_bounds": "accounting",
-    "gdp_mu": "representations",
-    "ledger": None,
-    "log_delta": "accounting",
-    "participation": None,
-    "privacy_loss_cdf": "loss_distribution",
-    "pure_dp": None,
-    "renyi": "representations",
-    "sweep": "sweeps",
-    "tradeoff": "representations",
-    "true_positive_rate": "representations",
 }
 __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -163,7 +163,8 @@ def _in_chunks(function: Callable, arguments: Any, difficulty: np.ndarray) -> An
     order = np.argsort(difficulty, kind="stable")
     pieces = [order[i : i + size] for i in range(0, lanes, size)]
 
-    device = jax.config.jax_default_device  # the threads below have settings of their own
+    # the threads below have settings of their own
+    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
 
     def run(piece):
         index = np.concatenate([piece, np.repeat(piece[:1], size - len(piece))])

@@ -132,6 +132,26 @@ def _leave(x: jax.Array, dtype: Any, rounding: str) -> jax.Array:
 
 
 def _evaluate(call: _Call, constants: tuple, moving: tuple, order: int) -> tuple:
+    """Mapped over, more lanes. JAX would map the float64 operations one by one, with the flag off, which fails for some."""
+    if not moving:
+        return _in_float64(call, constants, moving, order)
+    lanes = jax.custom_batching.custom_vmap(lambda *moving: _in_float64(call, constants, moving, order))
+
+    @lanes.def_vmap
+    def _(size, batched, *moving):
+        flat = lambda a: a.reshape((size * a.shape[1], *a.shape[2:]))
+        repeated = lambda a: (
+            np.broadcast_to(a, (size, *a.shape)) if isinstance(a, np.ndarray) else a[None].repeat(size, 0)
+        )
+        more = tuple(flat(a if mapped else repeated(a)) for a, mapped in zip(moving, batched, strict=True))
+        out = _evaluate(call, tuple(flat(repeated(a)) for a in constants), more, order)
+        out = jax.tree.map(lambda a: a.reshape((size, -1, *a.shape[1:])), out)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return lanes(*moving)
+
+
+def _in_float64(call: _Call, constants: tuple, moving: tuple, order: int) -> tuple:
     function = (_values, _values_and_gradient, _values_to_second)[order]
     with jax.enable_x64(True):
         args = [jnp.asarray(a).astype(jnp.float64) for a in _merge(call, constants, moving)]

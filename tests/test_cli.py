@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import dpjax
 from dpjax import cli, doctor
+from dpjax.cli import _options, _print, _process
 
 DIRECT = ["--noise-multiplier", "1.0", "--sampling-probability", "0.01", "--steps", "1000"]
 TRAINING = ["--noise-multiplier", "1.1", "--dataset-size", "60000", "--batch-size", "256", "--epochs", "60"]
@@ -25,7 +26,7 @@ EPSILON = 1.8282366665165768  # of DIRECT at delta 1e-5, by contour quadrature i
 @pytest.fixture
 def dp(monkeypatch, capsys):
     """Runs a command in this process, whose JAX stays as it is, and returns (status, stdout, stderr)."""
-    monkeypatch.setattr(cli, "configure_jax", lambda *args, **kwargs: "off")
+    monkeypatch.setattr(_process, "configure_jax", lambda *args, **kwargs: "off")
 
     def run(*argv):
         status = cli.run(argv)
@@ -95,18 +96,46 @@ class TestAnswers:
 
     def test_training_terms_are_exact(self):
         assert math.ceil(1.1 * 50000 / 500) == 111  # what floating point makes of 110 steps
-        run = cli.setting(1.0, dataset_size=50000, batch_size=500, epochs=Fraction("1.1"))
+        run = _options.setting(1.0, dataset_size=50000, batch_size=500, epochs=Fraction("1.1"))
         assert (run.sampling_probability, run.steps) == (0.01, 110)
+
+
+class TestCalibrate:
+    def test_noise(self, dp):
+        status, out, err = dp("calibrate", *DIRECT[2:], "--epsilon", "2", "--delta", "1e-5")
+        assert (status, err) == (0, "")
+        assert out.startswith("noise multiplier      0.9591015527\n")  # rounded up
+        assert "epsilon               1.999999999" in out
+
+    def test_probability_and_steps_agree_with_the_library(self, dp):
+        _, out, _ = dp("calibrate", *DIRECT[:2], *DIRECT[4:], "--epsilon", "2", "--delta", "1e-5", "--json")
+        answer = json.loads(out)
+        q = dpjax.calibrate(lambda q: dpjax.dpsgd(1.0, q, 1000), epsilon=2.0, delta=1e-5)
+        assert answer["sampling_probability"] == q
+        assert 2 * (1 - 1e-9) <= answer["spent"]["epsilon"] <= 2
+        _, out, _ = dp("calibrate", *DIRECT[:4], "--epsilon", "2", "--log-delta", str(math.log(1e-5)), "--json")
+        assert json.loads(out)["steps"] == 1202
+
+    def test_training_terms(self, dp):
+        _, out, _ = dp("calibrate", *TRAINING[2:], "--epsilon", "3", "--delta", "1e-5")
+        assert out.startswith("noise multiplier      0.9684274159\n")
+        assert "14063 = ceil(60 * 60000 / 256)" in out
+
+    def test_advantage(self, dp):
+        _, out, _ = dp("calibrate", *DIRECT[2:], "--advantage", "0.1", "--json")
+        answer = json.loads(out)
+        run = dpjax.dpsgd(answer["noise_multiplier"], 0.01, 1000)
+        assert answer["spent"]["advantage"] == dpjax.advantage(run) <= 0.1
 
 
 class TestSameWordsAsTheLibrary:
     def test_adjacencies(self):
-        assert set(cli.ADJACENCIES) == {a.value for a in dpjax.Adjacency}
+        assert set(_options.ADJACENCIES) == {a.value for a in dpjax.Adjacency}
 
     @pytest.mark.parametrize("query", [dpjax.epsilon_bounds, dpjax.delta_bounds])
     def test_defaults(self, query):
         library = inspect.signature(query).parameters
-        command = inspect.signature(getattr(cli, query.__name__.removesuffix("_bounds"))).parameters
+        command = inspect.signature(getattr(cli.queries, query.__name__.removesuffix("_bounds"))).parameters
         assert command["rtol"].default == library["rtol"].default
         assert command["method"].default == library["method"].default
         assert dpjax.Adjacency(command["adjacency"].default) == library["adjacency"].default
@@ -146,6 +175,18 @@ BAD = {
         "> 0",
     ),
     "no epoch": (["epsilon", *TRAINING[:-1], "1e-999999999", "--delta", "1e-5"], "--epochs must be > 0"),
+    "nothing to find": (["calibrate", *DIRECT, "--epsilon", "2", "--delta", "1e-5"], "leave out exactly one"),
+    "two to find": (["calibrate", *DIRECT[:2], "--epsilon", "2", "--delta", "1e-5"], "leave out exactly one"),
+    "noise known": (["calibrate", *TRAINING, "--epsilon", "2", "--delta", "1e-5"], "is what is found"),
+    "no target": (["calibrate", *DIRECT[2:]], "give one target"),
+    "two targets": (["calibrate", *DIRECT[2:], "--advantage", "0.1", "--tpr", "0.1"], "give one target"),
+    "target without delta": (["calibrate", *DIRECT[2:], "--epsilon", "2"], "--log-delta"),
+    "half a point": (["calibrate", *DIRECT[2:], "--tpr", "0.1"], "--tpr and --fpr belong together"),
+    "advantage at a delta": (["calibrate", *DIRECT[2:], "--advantage", "0.1", "--delta", "1e-5"], "--delta belongs"),
+    "infeasible": (
+        ["calibrate", "--noise-multiplier", "100", "--steps", "10", "--epsilon", "50", "--delta", "1e-5"],
+        "cannot be met",
+    ),
     "command": (["epsilom"], "epsilom"),
     "option": (["epsilon", "--sigma", "1"], "--sigma"),
 }
@@ -164,12 +205,12 @@ def test_bad_input_is_one_line_and_status_2(dp, case):
 class TestRounded:
     @given(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 17))
     def test_stays_on_its_side(self, x, digits):
-        down, up = (Fraction(cli.rounded(x, up=up, digits=digits)) for up in (False, True))
+        down, up = (Fraction(_print.rounded(x, up=up, digits=digits)) for up in (False, True))
         assert down <= Fraction(x) <= up
 
     @pytest.mark.parametrize("x", [math.inf, 0.0, 0.5, 1e15])
     def test_round_numbers_stay(self, x):
-        assert float(cli.rounded(x, up=True)) == float(cli.rounded(x, up=False)) == x
+        assert float(_print.rounded(x, up=True)) == float(_print.rounded(x, up=False)) == x
 
 
 class TestDoctor:
@@ -260,7 +301,7 @@ class TestProcess:
     def test_cache_folder(self, monkeypatch, tmp_path):
         monkeypatch.setenv("HOME", str(tmp_path))
         monkeypatch.setenv("XDG_CACHE_HOME", "relative/path")
-        assert cli.cache_folder().parent == tmp_path / ".cache" / "dpjax"
+        assert _process.cache_folder().parent == tmp_path / ".cache" / "dpjax"
 
     @pytest.mark.slow
     def test_start_to_answer(self, tmp_path):

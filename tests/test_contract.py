@@ -30,7 +30,8 @@ def test_every_way_of_calling(x64):
         ):
             assert float(call(1.0)) == pytest.approx(expected, rel=max(tol, 1e-7))
         assert float(jax.jit(epsilon)(1.0)) >= EXACT * (1 - 1e-15)  # rounded towards safety
-        np.testing.assert_allclose(jax.vmap(epsilon)(jnp.asarray([1.0, 1.0])), EXACT, rtol=tol)
+        for mapped in (jax.vmap(epsilon), jax.vmap(jax.jit(epsilon))):
+            np.testing.assert_allclose(mapped(jnp.asarray([1.0, 1.0])), EXACT, rtol=tol)
         slope = jax.grad(lambda s: jax.lax.scan(lambda c, x: (c + epsilon(x * s), None), 0.0, jnp.ones(2))[0])
         assert float(slope(1.0)) == pytest.approx(2 * SLOPE, rel=max(tol, 1e-7))
         assert np.isnan(jax.jit(epsilon)(-1.0)) and np.isnan(jax.grad(epsilon)(-1.0))

@@ -1,0 +1,174 @@
+"""The options that commands share, and how their words and numbers are read."""
+
+import math
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from dpjax import _training_terms
+
+ADJACENCIES = ("add_or_remove_one", "replace_one", "replace_special", "add", "remove")
+METHODS = ("auto", "closed_form", "contour", "levy", "lattice")
+
+
+def exact(text: str) -> Fraction:
+    """A decimal number as written: 1.1 epochs of 60000 records in batches of 600 are 110 steps, not 111."""
+    try:
+        size = float(text)
+    except ValueError:
+        size = math.nan
+    if not math.isfinite(size):
+        raise typer.BadParameter(f"{text!r} is not a finite number.")
+    return Fraction(text) if size else Fraction(0)  # Fraction("1e-999999999") would never return
+
+
+def whole(text: str) -> int:
+    number = exact(text)
+    if number.denominator != 1 or number < 0:
+        raise typer.BadParameter(f"{text!r} is not a whole number >= 0.")
+    return int(number)
+
+
+def word(allowed: Iterable[str]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        word = text.lower().replace("-", "_")
+        if word not in allowed:
+            raise typer.BadParameter(f"{text!r} is not one of {', '.join(allowed)}.")
+        return word
+
+    return parse
+
+
+DIRECT = "DP-SGD by its own parameters"
+TRAINING = "or by those of the training run"
+QUERY = "The question"
+TARGET = "The target"
+OUTPUT = "The answer"
+
+Noise = Annotated[
+    float,
+    typer.Option(
+        show_default=False,
+        metavar="NUMBER",
+        help="Standard deviation of the noise over the clipping norm.",
+        rich_help_panel=DIRECT,
+    ),
+]
+Probability = Annotated[
+    float | None,
+    typer.Option(
+        metavar="NUMBER",
+        help="Probability of each record to be in a batch; 1 means no sampling.",
+        rich_help_panel=DIRECT,
+    ),
+]
+Steps = Annotated[
+    int | None, typer.Option(parser=whole, metavar="COUNT", help="Number of updates.", rich_help_panel=DIRECT)
+]
+DatasetSize = Annotated[
+    int | None,
+    typer.Option(parser=whole, metavar="COUNT", help="Records in the dataset.", rich_help_panel=TRAINING),
+]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        parser=whole,
+        metavar="COUNT",
+        help="Expected records between two additions of noise, all micro-batches of an update together: the "
+        "sampling probability is batch / dataset.",
+        rich_help_panel=TRAINING,
+    ),
+]
+Epochs = Annotated[
+    Fraction | None,
+    typer.Option(
+        parser=exact,
+        metavar="NUMBER",
+        help="Passes over the dataset: the steps are epochs * dataset / batch, rounded up.",
+        rich_help_panel=TRAINING,
+    ),
+]
+AdjacencyName = Annotated[
+    str,
+    typer.Option(
+        parser=word(ADJACENCIES),
+        metavar="WORD",
+        help=f"Which datasets are neighbours: {', '.join(ADJACENCIES)}.",
+        rich_help_panel=QUERY,
+    ),
+]
+MethodName = Annotated[
+    str,
+    typer.Option(
+        parser=word(METHODS), metavar="WORD", help=f"The engine: {', '.join(METHODS)}.", rich_help_panel=QUERY
+    ),
+]
+Tolerance = Annotated[
+    float,
+    typer.Option(metavar="NUMBER", help="Relative tolerance on delta.", rich_help_panel=QUERY),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT)]
+NoCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-cache",
+        envvar="DPJAX_NO_CACHE",
+        help="Neither read nor write the compilation cache.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+
+
+class Setting(NamedTuple):
+    """A DP-SGD run: what the library is asked about, and how the numbers came about."""
+
+    noise_multiplier: float
+    sampling_probability: float
+    steps: int
+    derived: dict[str, str]  # field -> the formula it was derived with
+    given: dict[str, Any]  # training terms, as given
+
+
+def setting(
+    noise_multiplier: float,
+    sampling_probability: float | None = None,
+    steps: int | None = None,
+    dataset_size: int | None = None,
+    batch_size: int | None = None,
+    epochs: Fraction | None = None,
+) -> Setting:
+    """The run that the options describe, either directly or in the terms of training.
+
+    Raises:
+      ValueError: an option is missing, contradicts another, or is out of range.
+
+    Example:
+      >>> setting(1.1, dataset_size=60000, batch_size=600, epochs=Fraction("1.1"))[:3]
+      (1.1, 0.01, 110)
+    """
+    direct = {"--sampling-probability": sampling_probability, "--steps": steps}
+    training = {"--dataset-size": dataset_size, "--batch-size": batch_size, "--epochs": epochs}
+    if all(value is None for value in training.values()):
+        require(direct, f"; or give {listed(training)}")
+        return Setting(noise_multiplier, float(sampling_probability), int(steps), {}, {})  # type: ignore[arg-type]
+    for name, value in direct.items():
+        if value is not None:
+            raise ValueError(f"give {listed(direct)}, or {listed(training)}, not {name} with the latter.")
+    require(training, "")
+    names = {name.removeprefix("--").replace("-", "_"): name for name in training}
+    terms = _training_terms.derive(dataset_size, batch_size, epochs, names=names)
+    given = {"dataset_size": dataset_size, "batch_size": batch_size, "epochs": _training_terms.plain(terms.epochs)}
+    return Setting(noise_multiplier, terms.sampling_probability, terms.steps, terms.formulas, given)
+
+
+def require(options: dict[str, Any], otherwise: str) -> None:
+    missing = [name for name, value in options.items() if value is None]
+    if missing:
+        raise ValueError(f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} missing{otherwise}.")
+
+
+def listed(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last

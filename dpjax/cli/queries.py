@@ -1,0 +1,158 @@
+"""The commands ``epsilon`` and ``delta``."""
+
+import math
+from typing import Annotated
+
+import typer
+
+from dpjax import __version__
+from dpjax.cli import _process
+from dpjax.cli._app import app
+from dpjax.cli._options import (
+    ADJACENCIES,
+    METHODS,
+    QUERY,
+    AdjacencyName,
+    AsJson,
+    BatchSize,
+    DatasetSize,
+    Epochs,
+    MethodName,
+    NoCache,
+    Noise,
+    Probability,
+    Setting,
+    Steps,
+    Tolerance,
+    setting,
+)
+from dpjax.cli._print import complain, named, print_json, print_table, rounded
+
+EPSILON_EXAMPLES = r"""
+  dpjax epsilon --noise-multiplier 1.0 --sampling-probability 0.01 \
+      --steps 1000 --delta 1e-5
+
+  dpjax epsilon --noise-multiplier 1.1 --dataset-size 60000 --batch-size 256 \
+      --epochs 60 --delta 1e-5
+"""
+DELTA_EXAMPLES = r"""
+  dpjax delta --noise-multiplier 1.0 --sampling-probability 0.01 \
+      --steps 1000 --epsilon 2 --json
+"""
+
+
+@app.command(epilog="Examples:\n" + EPSILON_EXAMPLES)
+def epsilon(
+    *,
+    noise_multiplier: Noise,
+    sampling_probability: Probability = None,
+    steps: Steps = None,
+    dataset_size: DatasetSize = None,
+    batch_size: BatchSize = None,
+    epochs: Epochs = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(metavar="NUMBER", help="The delta to answer for; there is no default.", rich_help_panel=QUERY),
+    ] = None,
+    log_delta: Annotated[
+        float | None,
+        typer.Option(metavar="NUMBER", help="Its natural logarithm, where delta underflows.", rich_help_panel=QUERY),
+    ] = None,
+    adjacency: AdjacencyName = ADJACENCIES[0],
+    method: MethodName = METHODS[0],
+    rtol: Tolerance = 1e-10,
+    as_json: AsJson = False,
+    no_cache: NoCache = False,
+) -> None:
+    """The certified epsilon of a DP-SGD run at a given delta."""
+    run = setting(noise_multiplier, sampling_probability, steps, dataset_size, batch_size, epochs)
+    given = {"delta": delta, "log_delta": log_delta}
+    target = {name: value for name, value in given.items() if value is not None}
+    if len(target) != 1:
+        raise ValueError("give either --delta or --log-delta; neither has a default.")
+    _answer("epsilon", run, target, adjacency, method, rtol, as_json, no_cache)
+
+
+@app.command(epilog="Example:\n" + DELTA_EXAMPLES)
+def delta(
+    *,
+    noise_multiplier: Noise,
+    sampling_probability: Probability = None,
+    steps: Steps = None,
+    dataset_size: DatasetSize = None,
+    batch_size: BatchSize = None,
+    epochs: Epochs = None,
+    epsilon: Annotated[
+        float,
+        typer.Option(show_default=False, metavar="NUMBER", help="The epsilon to answer for.", rich_help_panel=QUERY),
+    ],
+    adjacency: AdjacencyName = ADJACENCIES[0],
+    method: MethodName = METHODS[0],
+    rtol: Tolerance = 1e-10,
+    as_json: AsJson = False,
+    no_cache: NoCache = False,
+) -> None:
+    """The certified delta of a DP-SGD run at a given epsilon."""
+    run = setting(noise_multiplier, sampling_probability, steps, dataset_size, batch_size, epochs)
+    _answer("delta", run, {"epsilon": epsilon}, adjacency, method, rtol, as_json, no_cache)
+
+
+def _answer(
+    name: str,
+    run: Setting,
+    target: dict[str, float],
+    adjacency: str,
+    method: str,
+    rtol: float,
+    as_json: bool,
+    no_cache: bool,
+) -> None:
+    _process.configure_jax(no_cache)
+    import dpjax
+
+    query = getattr(dpjax, name + "_bounds")
+    bounds = query(
+        dpjax.dpsgd(run.noise_multiplier, run.sampling_probability, run.steps),
+        **target,
+        adjacency=dpjax.Adjacency(adjacency),
+        method=method,
+        rtol=rtol,
+    )
+    method, status = dpjax.Method(int(bounds.method)).name.lower(), named(dpjax.Status(int(bounds.status)))
+    inputs = {
+        "noise_multiplier": run.noise_multiplier,
+        "sampling_probability": run.sampling_probability,
+        "steps": run.steps,
+        **run.given,
+        **target,
+        "adjacency": adjacency,
+        "rtol": rtol,
+    }
+    nodes = int(bounds.nodes)
+    lower, estimate, upper = (float(x) for x in bounds[:3])
+    if math.isnan(upper):
+        raise typer.Exit(complain(f"no answer: {name} is NaN, which is a fault of dpjax; please report it.", status=1))
+    if as_json:
+        print_json(
+            {
+                name: upper,
+                "lower": lower,
+                "estimate": estimate,
+                "upper": upper,
+                "method": method,
+                "status": status,
+                "nodes": nodes,
+                "inputs": inputs,
+                "dpjax": __version__,
+            }
+        )
+        return
+    rows = {
+        name: rounded(upper, up=True),
+        "certified interval": f"[{rounded(lower, up=False)}, {rounded(upper, up=True)}]",
+    }
+    for key, value in inputs.items():
+        formula = run.derived.get(key)
+        rows[key] = f"{value:.10g} = {formula}" if formula else f"{value}"
+    rows |= {"method": f"{method}, {nodes} nodes" if nodes else method, "status": status}
+    print_table(rows, bold_first=True)
