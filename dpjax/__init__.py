@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax.accounting import epsilon as epsilon
     from dpjax.accounting import epsilon_bounds as epsilon_bounds
     from dpjax.accounting import log_delta as log_delta
+    from dpjax.auditing import audit as audit
     from dpjax.calibration import calibrate as calibrate
     from dpjax.loss_distribution import characteristic_function as characteristic_function
     from dpjax.loss_distribution import privacy_loss_cdf as privacy_loss_cdf
@@ -62,6 +63,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax.mechanisms import TruncatedPoissonSampled as TruncatedPoissonSampled
     from dpjax.mechanisms import banded_factorization as banded_factorization
     from dpjax.mechanisms import dpsgd as dpsgd
+    from dpjax.reporting import statement as statement
     from dpjax.representations import AttackRates as AttackRates
     from dpjax.representations import advantage as advantage
     from dpjax.representations import attack_rates as attack_rates
@@ -82,6 +84,7 @@ _HOME = {  # None: the name is that of a module
     "ApproximateDP": "mechanisms",
     "attack_rates": "representations",
     "AttackRates": "representations",
+    "audit": "auditing",
     "banded_factorization": "mechanisms",
     "bounded_range": None,
     "BoundedRange": "mechanisms",
@@ -128,6 +131,7 @@ _HOME = {  # None: the name is that of a module
     "SelfComposed": "mechanisms",
     "ShuffledBatches": "mechanisms",
     "Status": "accounting",
+    "statement": "reporting",
     "sweep": "sweeps",
     "Table": "table",
     "tradeoff": "representations",

@@ -86,7 +86,7 @@ def calibrate(
     Returns:
       x, in the shape to which the targets and the mechanism broadcast: NumPy float64 (int64 if ``integer``) for numbers, the default
       floating dtype for traced ones. First and second derivatives are those of the solution, by the implicit function theorem,
-      in the targets and whatever ``make`` closes over (``tpr_at_fpr``: first; ``integer``: 0).
+      in the targets and whatever ``make`` closes over (``tpr_at_fpr``: first; ``integer``: 0; NaN at delta 0).
 
     Guarantee:
       The certified value of ``make(x)`` is not above the target: ``epsilon(make(x), delta) <= epsilon``, as far as evaluating

@@ -54,5 +54,5 @@ plotting.epsilon_sweep(
     x_label="noise multiplier",
     title=f"DP-SGD on {DATASET_SIZE} records, batches of {BATCH_SIZE}, delta {DELTA:g}",
     mark=(NOISE_MULTIPLIER, float(bounds.upper)),
-).savefig(PICTURE)
+).figure.savefig(PICTURE)
 print(f"\nwrote {PICTURE}: epsilon of {epsilons.size} settings")

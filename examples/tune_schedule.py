@@ -21,7 +21,7 @@ import dpjax
 EPSILON, DELTA = 1.0, 1e-5
 RECORDS, DIMENSIONS = 10_000, 100
 SAMPLING_PROBABILITY = 0.02  # on average
-DECAY = 0.85  # of the error, by each later step
+DECAY = 0.7  # of the error, by each later step
 
 
 class Shape(NamedTuple):
@@ -58,24 +58,26 @@ def schedule(shape: Shape):
     return scale * relative, sampling_probabilities
 
 
-def tune(steps: int, updates: int, *, batches: bool = True, learning_rate: float = 0.1):
-    """Adam on the shape; returns (the schedule, the error after each update)."""
-    optimizer = optax.adam(optax.cosine_decay_schedule(learning_rate, updates))
+OPTIMIZER = optax.adam(0.1)
+
+
+@jax.jit
+def update(shape: Shape, state, tuned: Shape):
+    """One step of Adam on what is ``tuned``: (shape, state, the error before)."""
+    value, gradient = jax.value_and_grad(lambda shape: error(*schedule(shape)))(shape)
+    change, state = OPTIMIZER.update(jax.tree.map(jnp.multiply, gradient, tuned), state)
+    return optax.apply_updates(shape, change), state, value
+
+
+def tune(steps: int, updates: int, *, batches: bool = True):
+    """Starts from the best constant schedule; returns (the tuned one, the error before each update)."""
     constant = dpjax.calibrate(lambda s: dpjax.dpsgd(s, SAMPLING_PROBABILITY, steps), epsilon=EPSILON, delta=DELTA)
     shape = Shape(noise=jnp.full(steps, np.log(constant)), batch=jnp.zeros(steps))
-    state = optimizer.init(shape)
-
-    @jax.jit
-    def update(shape, state):
-        value, gradient = jax.value_and_grad(lambda shape: error(*schedule(shape)))(shape)
-        if not batches:
-            gradient = gradient._replace(batch=jnp.zeros_like(gradient.batch))
-        change, state = optimizer.update(gradient, state)
-        return optax.apply_updates(shape, change), state, value
-
+    tuned = Shape(noise=jnp.ones(steps), batch=jnp.full(steps, float(batches)))
+    state = OPTIMIZER.init(shape)
     errors = []
     for _ in range(updates):
-        shape, state, value = update(shape, state)
+        shape, state, value = update(shape, state, tuned)
         errors.append(float(value))
     return schedule(jax.tree.map(np.asarray, shape)), errors
 
@@ -83,8 +85,8 @@ def tune(steps: int, updates: int, *, batches: bool = True, learning_rate: float
 def main():
     """Compares constant, tuned noise, and tuned noise and batches."""
     parser = argparse.ArgumentParser(description="Tunes a schedule of noise and batch sizes.")
-    parser.add_argument("--steps", type=int, default=32)
-    parser.add_argument("--updates", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--updates", type=int, default=30)
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)  # so that the budget is met to the last digits
     steps = arguments.steps

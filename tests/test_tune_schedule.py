@@ -35,4 +35,4 @@ def test_a_tuned_schedule_is_better_at_the_same_budget():
     spent = dpjax.epsilon(example.mechanism(noise, q), delta=example.DELTA)
     assert example.EPSILON * (1 - 1e-9) <= spent <= example.EPSILON
     np.testing.assert_allclose(np.mean(q), example.SAMPLING_PROBABILITY, rtol=1e-9)  # the same compute
-    assert noise[0] > noise[-1]  # noise is cheap at the beginning
+    assert q[0] < q[-1] and noise[0] / q[0] > noise[-1] / q[-1]  # noise is cheap at the beginning
