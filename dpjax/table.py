@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -87,13 +87,17 @@ class Table(Mapping):
         write = self._write_parquet if is_parquet(path) else self._write_csv
         atomically(path, write)
 
+    def write(self, file: IO[str]) -> None:
+        """Writes CSV to an open text file."""
+        out = csv.writer(file, lineterminator="\n")
+        out.writerow(self)
+        for start in range(0, self.rows, 65536):  # whole columns as Python objects would need gigabytes
+            part = [column[start : start + 65536].tolist() for column in self._columns.values()]
+            out.writerows(zip(*part, strict=True))
+
     def _write_csv(self, path: Path) -> None:
         with path.open("w", newline="") as file:
-            out = csv.writer(file, lineterminator="\n")
-            out.writerow(self)
-            for start in range(0, self.rows, 65536):  # whole columns as Python objects would need gigabytes
-                part = [column[start : start + 65536].tolist() for column in self._columns.values()]
-                out.writerows(zip(*part, strict=True))
+            self.write(file)
 
     def _write_parquet(self, path: Path) -> None:
         self.to_pandas().to_parquet(path, index=False)

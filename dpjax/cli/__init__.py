@@ -14,14 +14,17 @@ from typing import Annotated
 import typer
 
 from dpjax import __version__
-from dpjax.cli import calibrate, checkup, queries
+from dpjax.cli import calibrate, checkup, compare, compose, odometer, plot, queries, sweep
 from dpjax.cli._app import app
 from dpjax.cli._print import complain
 
 
 @app.callback(
     invoke_without_command=True,
-    epilog="Examples:\n" + queries.EPSILON_EXAMPLES + queries.DELTA_EXAMPLES + calibrate.EXAMPLES + checkup.EXAMPLES,
+    epilog="Examples:\n"
+    + queries.EPSILON_EXAMPLES
+    + queries.DELTA_EXAMPLES
+    + "".join(m.EXAMPLES for m in (calibrate, sweep, compare, odometer, compose, plot, checkup)),
 )
 def _top(
     context: typer.Context,
@@ -47,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return complain("interrupted", 130)
     except Exception as error:
-        if isinstance(error, ValueError | NotImplementedError):
+        if isinstance(error, ValueError | NotImplementedError | OSError | ModuleNotFoundError):
             return complain(str(error))
         if hasattr(error, "format_message"):  # a complaint of the argument parser
             return complain(error.format_message())  # type: ignore[attr-defined]

@@ -110,6 +110,9 @@ Tolerance = Annotated[
     typer.Option(metavar="NUMBER", help="Relative tolerance on delta.", rich_help_panel=QUERY),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT)]
+AsStatement = Annotated[
+    bool, typer.Option("--statement", help="Print a paragraph for a paper instead.", rich_help_panel=OUTPUT)
+]
 NoCache = Annotated[
     bool,
     typer.Option(

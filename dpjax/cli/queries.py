@@ -1,12 +1,10 @@
 """The commands ``epsilon`` and ``delta``."""
 
-import math
 from typing import Annotated
 
 import typer
 
-from dpjax import __version__
-from dpjax.cli import _process
+from dpjax.cli import _answers, _process
 from dpjax.cli._app import app
 from dpjax.cli._options import (
     ADJACENCIES,
@@ -14,6 +12,7 @@ from dpjax.cli._options import (
     QUERY,
     AdjacencyName,
     AsJson,
+    AsStatement,
     BatchSize,
     DatasetSize,
     Epochs,
@@ -26,7 +25,6 @@ from dpjax.cli._options import (
     Tolerance,
     setting,
 )
-from dpjax.cli._print import complain, named, print_json, print_table, rounded
 
 EPSILON_EXAMPLES = r"""
   dpjax epsilon --noise-multiplier 1.0 --sampling-probability 0.01 \
@@ -61,6 +59,7 @@ def epsilon(
     adjacency: AdjacencyName = ADJACENCIES[0],
     method: MethodName = METHODS[0],
     rtol: Tolerance = 1e-10,
+    statement: AsStatement = False,
     as_json: AsJson = False,
     no_cache: NoCache = False,
 ) -> None:
@@ -70,7 +69,7 @@ def epsilon(
     target = {name: value for name, value in given.items() if value is not None}
     if len(target) != 1:
         raise ValueError("give either --delta or --log-delta; neither has a default.")
-    _answer("epsilon", run, target, adjacency, method, rtol, as_json, no_cache)
+    _answer(run, target, adjacency, method, rtol, as_json, statement, no_cache)
 
 
 @app.command(epilog="Example:\n" + DELTA_EXAMPLES)
@@ -89,70 +88,34 @@ def delta(
     adjacency: AdjacencyName = ADJACENCIES[0],
     method: MethodName = METHODS[0],
     rtol: Tolerance = 1e-10,
+    statement: AsStatement = False,
     as_json: AsJson = False,
     no_cache: NoCache = False,
 ) -> None:
     """The certified delta of a DP-SGD run at a given epsilon."""
     run = setting(noise_multiplier, sampling_probability, steps, dataset_size, batch_size, epochs)
-    _answer("delta", run, {"epsilon": epsilon}, adjacency, method, rtol, as_json, no_cache)
+    _answer(run, {"epsilon": epsilon}, adjacency, method, rtol, as_json, statement, no_cache)
 
 
 def _answer(
-    name: str,
     run: Setting,
     target: dict[str, float],
     adjacency: str,
     method: str,
     rtol: float,
     as_json: bool,
+    statement: bool,
     no_cache: bool,
 ) -> None:
     _process.configure_jax(no_cache)
     import dpjax
 
-    query = getattr(dpjax, name + "_bounds")
-    bounds = query(
-        dpjax.dpsgd(run.noise_multiplier, run.sampling_probability, run.steps),
-        **target,
-        adjacency=dpjax.Adjacency(adjacency),
-        method=method,
-        rtol=rtol,
-    )
-    method, status = dpjax.Method(int(bounds.method)).name.lower(), named(dpjax.Status(int(bounds.status)))
+    mechanism = dpjax.dpsgd(run.noise_multiplier, run.sampling_probability, run.steps)
     inputs = {
         "noise_multiplier": run.noise_multiplier,
         "sampling_probability": run.sampling_probability,
         "steps": run.steps,
         **run.given,
-        **target,
-        "adjacency": adjacency,
-        "rtol": rtol,
     }
-    nodes = int(bounds.nodes)
-    lower, estimate, upper = (float(x) for x in bounds[:3])
-    if math.isnan(upper):
-        raise typer.Exit(complain(f"no answer: {name} is NaN, which is a fault of dpjax; please report it.", status=1))
-    if as_json:
-        print_json(
-            {
-                name: upper,
-                "lower": lower,
-                "estimate": estimate,
-                "upper": upper,
-                "method": method,
-                "status": status,
-                "nodes": nodes,
-                "inputs": inputs,
-                "dpjax": __version__,
-            }
-        )
-        return
-    rows = {
-        name: rounded(upper, up=True),
-        "certified interval": f"[{rounded(lower, up=False)}, {rounded(upper, up=True)}]",
-    }
-    for key, value in inputs.items():
-        formula = run.derived.get(key)
-        rows[key] = f"{value:.10g} = {formula}" if formula else f"{value}"
-    rows |= {"method": f"{method}, {nodes} nodes" if nodes else method, "status": status}
-    print_table(rows, bold_first=True)
+    question = _answers.Question(mechanism, target, dpjax.Adjacency(adjacency), method, rtol)
+    _answers.show(question, inputs, run.derived, as_json=as_json, statement=statement)

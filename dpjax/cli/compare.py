@@ -1,0 +1,116 @@
+"""The command ``compare``."""
+
+import math
+from typing import Annotated, Any
+
+import typer
+
+from dpjax.cli import _process
+from dpjax.cli._app import app
+from dpjax.cli._options import (
+    QUERY,
+    AsJson,
+    BatchSize,
+    DatasetSize,
+    Epochs,
+    NoCache,
+    Noise,
+    Probability,
+    Steps,
+    setting,
+)
+from dpjax.cli._print import print_json, print_table, rounded
+
+EXAMPLES = r"""
+  dpjax compare --noise-multiplier 1.0 --sampling-probability 0.01 \
+      --steps 1000 --delta 1e-5
+"""
+
+_ORDERS = (1.25, 1.5, 1.75, *(2 + i / 4 for i in range(32)), *range(10, 65, 2), 80, 96, 128, 192, 256, 512)
+
+
+@app.command(epilog="Example:\n" + EXAMPLES)
+def compare(
+    *,
+    noise_multiplier: Noise,
+    sampling_probability: Probability = None,
+    steps: Steps = None,
+    dataset_size: DatasetSize = None,
+    batch_size: BatchSize = None,
+    epochs: Epochs = None,
+    delta: Annotated[
+        float, typer.Option(show_default=False, metavar="NUMBER", help="The delta.", rich_help_panel=QUERY)
+    ],
+    as_json: AsJson = False,
+    no_cache: NoCache = False,
+) -> None:
+    """The epsilon of a DP-SGD run beside what other ways of accounting say, add-or-remove-one."""
+    run = setting(noise_multiplier, sampling_probability, steps, dataset_size, batch_size, epochs)
+    _process.configure_jax(no_cache)
+    import dpjax
+
+    step = dpjax.PoissonSampled(run.sampling_probability, dpjax.Gaussian(run.noise_multiplier))
+    bounds = dpjax.epsilon_bounds(step * run.steps, delta)
+    found: dict[str, Any] = {
+        "dpjax, certified": float(bounds.upper),
+        "at least, certified": float(bounds.lower),
+        "Renyi accountant": _renyi(step, run.steps, delta),
+        "advanced composition": _advanced(step, run.steps, delta),
+    }
+    found |= _dp_accounting(run, delta)
+    if as_json:
+        inputs = {**run._asdict(), "delta": delta}
+        print_json({"epsilon": found, "inputs": {k: v for k, v in inputs.items() if k not in ("derived", "given")}})
+        return
+    exact = found["dpjax, certified"]
+    rows = {}
+    for name, epsilon in found.items():
+        up = not name.startswith("at least")
+        more = f"   {epsilon / exact:.4g} times" if up and 0 < exact < math.inf and epsilon != exact else ""
+        rows[name] = rounded(epsilon, up=up) + more
+    print_table(rows, bold_first=True)
+
+
+def _renyi(step: Any, steps: int, delta: float) -> float:
+    """The best conversion of the composed Renyi divergence over usual orders."""
+    import numpy as np
+
+    import dpjax
+    from dpjax.conversions import rdp_to_dp
+
+    orders = np.array(_ORDERS, float)
+    divergence = steps * np.asarray(dpjax.renyi(step, orders))
+    return max(float(np.min(np.asarray(rdp_to_dp(orders, divergence, delta)))), 0.0)
+
+
+def _advanced(step: Any, steps: int, delta: float) -> float:
+    """Dwork, Rothblum and Vadhan: half of delta for the steps, half for their sum."""
+    import dpjax
+
+    if delta == 0 or steps == 0:
+        return float(dpjax.epsilon(step, delta)) * steps
+    each = float(dpjax.epsilon(step, delta / (2 * steps)))
+    if each > 700:
+        return math.inf
+    advanced = each * math.sqrt(2 * steps * math.log(2 / delta)) + steps * each * math.expm1(each)
+    return min(advanced, steps * each)
+
+
+def _dp_accounting(run: Any, delta: float) -> dict[str, float]:
+    """Google's accountants, if they are installed."""
+    try:
+        from dp_accounting import dp_event
+        from dp_accounting.pld import PLDAccountant
+        from dp_accounting.rdp import RdpAccountant
+    except ModuleNotFoundError:
+        return {}
+    if not (run.noise_multiplier > 0 and 0 < run.sampling_probability <= 1 and run.steps > 0 and 0 < delta < 1):
+        return {}
+    event = dp_event.SelfComposedDpEvent(
+        dp_event.PoissonSampledDpEvent(run.sampling_probability, dp_event.GaussianDpEvent(run.noise_multiplier)),
+        run.steps,
+    )
+    found = {}
+    for name, accountant in (("PLD", PLDAccountant()), ("RDP", RdpAccountant())):
+        found[f"dp_accounting, {name}"] = float(accountant.compose(event).get_epsilon(delta))
+    return found

@@ -1,0 +1,173 @@
+"""The command ``sweep``."""
+
+import csv
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpjax.cli import _process
+from dpjax.cli._app import app
+from dpjax.cli._options import ADJACENCIES, DIRECT, OUTPUT, QUERY, AdjacencyName, NoCache
+from dpjax.cli._print import print_json
+
+EXAMPLES = r"""
+  dpjax sweep --noise-multiplier 0.5:5:100:log \
+      --sampling-probability 0.01 --steps 100,1000 --delta 1e-5 \
+      --out sweep.csv --plot sweep.png
+
+  dpjax sweep --configurations runs.csv --delta 1e-5
+"""
+
+_RANGE = "a number, several (1,2,5), a range low:high:how many, or low:high:how many:log"
+
+
+def _values(name: str, text: str) -> list[float]:
+    """The numbers that an option stands for.
+
+    >>> _values("--steps", "10,20"), _values("--noise-multiplier", "1:4:3:log")
+    ([10.0, 20.0], [1.0, 2.0, 4.0])
+    """
+    import numpy as np
+
+    try:
+        if ":" not in text:
+            return [float(x) for x in text.split(",")]
+        low, high, count, *kind = text.split(":")
+        if kind not in ([], ["log"]) or int(count) < 1:
+            raise ValueError
+        space = np.geomspace if kind else np.linspace
+        return space(float(low), float(high), int(count)).tolist()
+    except ValueError:
+        raise ValueError(f"{name} {text!r} is not {_RANGE}.") from None
+
+
+def _configurations(path: Path) -> dict[str, list[float]]:
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    if not rows:
+        raise ValueError(f"{path} has no rows below its header.")
+    try:
+        return {name: [float(row[name]) for row in rows] for name in rows[0] if name}
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} must hold numbers below a header; {error}.") from None
+
+
+def _option(help: str, panel: str) -> Any:
+    return typer.Option(metavar="NUMBERS", help=help, rich_help_panel=panel)
+
+
+@app.command(epilog="Examples:\n" + EXAMPLES)
+def sweep(
+    *,
+    noise_multiplier: Annotated[
+        str | None, _option("Standard deviation of the noise over the clipping norm: " + _RANGE + ".", DIRECT)
+    ] = None,
+    sampling_probability: Annotated[
+        str | None, _option("Probability of each record to be in a batch, in the same form.", DIRECT)
+    ] = None,
+    steps: Annotated[str | None, _option("Number of updates, in the same form.", DIRECT)] = None,
+    configurations: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Or a CSV with a row for each configuration, and these names with underscores as its header.",
+            rich_help_panel=DIRECT,
+        ),
+    ] = None,
+    delta: Annotated[str | None, _option("The delta to give epsilon for, in the same form.", QUERY)] = None,
+    epsilon: Annotated[str | None, _option("The epsilon to give delta for, in the same form.", QUERY)] = None,
+    adjacency: AdjacencyName = ADJACENCIES[0],
+    rtol: Annotated[
+        float, typer.Option(metavar="NUMBER", help="Relative tolerance on delta.", rich_help_panel=QUERY)
+    ] = 1e-6,
+    gradients: Annotated[
+        bool, typer.Option("--gradients", help="Add the derivatives by each parameter.", rich_help_panel=QUERY)
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The .csv or .parquet to write; without it CSV is printed.", rich_help_panel=OUTPUT),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with what was interrupted.", rich_help_panel=OUTPUT)
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="A picture of the answer over the one or two parameters that vary.", rich_help_panel=OUTPUT),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the columns as one JSON object.", rich_help_panel=OUTPUT)
+    ] = False,
+    no_cache: NoCache = False,
+) -> None:
+    """Epsilon or delta of any number of DP-SGD runs: all combinations of the parameters, or the rows of a file."""
+    parameters = {
+        "noise_multiplier": noise_multiplier, "sampling_probability": sampling_probability, "steps": steps,
+    }  # fmt: skip
+    questions = {"delta": delta, "epsilon": epsilon}
+    if configurations is None:
+        missing = [f"--{name.replace('_', '-')}" for name, text in parameters.items() if text is None]
+        if missing:
+            raise ValueError(f"{', '.join(missing)} missing; or give --configurations.")
+        grid: dict[str, Any] = {}
+    else:
+        grid = _configurations(configurations)
+        unknown = grid.keys() - parameters.keys() - questions.keys()
+        if unknown:
+            raise ValueError(f"{configurations} has the columns {', '.join(sorted(unknown))}, which are not known.")
+        twice = [name for name, text in parameters.items() if text is not None and name in grid]
+        if twice:
+            raise ValueError(f"{', '.join(twice)} is in {configurations} and on the command line.")
+    for name, text in {**parameters, **questions}.items():
+        if text is not None:
+            grid[name] = _values(f"--{name.replace('_', '-')}", text)
+    absent = [name for name in parameters if name not in grid]
+    if absent:
+        raise ValueError(f"{configurations} lacks {', '.join(absent)}.")
+    if "steps" in grid and all(float(x).is_integer() for x in grid["steps"]):
+        grid["steps"] = [int(x) for x in grid["steps"]]
+    if ("delta" in grid) == ("epsilon" in grid):
+        raise ValueError("give either --delta or --epsilon; neither has a default.")
+    if resume and out is None:
+        raise ValueError("--resume belongs to --out.")
+
+    _process.configure_jax(no_cache, choose_platform=False)  # the devices that there are
+    import dpjax
+
+    table = dpjax.sweep(
+        dpjax.dpsgd, grid, mode="product" if configurations is None else "zip", adjacency=dpjax.Adjacency(adjacency),
+        rtol=rtol, gradients=list(parameters) if gradients else False, path=out, resume=resume,
+    )  # fmt: skip
+    if plot is not None:
+        _picture(table, [*grid], "epsilon" if "delta" in grid else "delta").figure.savefig(plot)
+    if as_json:
+        print_json({name: column.tolist() for name, column in table.items()})
+    elif out is None:
+        table.write(sys.stdout)
+    failed = int((table["error"] != "").sum())
+    if failed:
+        print(f"dpjax: {failed} of {table.rows} rows have no answer; their column error says why", file=sys.stderr)
+
+
+def _picture(table: Any, names: list[str], answer: str) -> Any:
+    import numpy as np
+
+    from dpjax import plotting
+
+    varying = [name for name in names if np.unique(table[name]).size > 1]
+    if len(varying) == 2 and "steps" not in varying:
+        return plotting.heat_map(table, *varying, value=answer)
+    if answer == "epsilon" and len(varying) in (1, 2):
+        x = "steps" if "steps" in varying else varying[0]
+        others = [name for name in varying if name != x]
+        order = np.argsort(table[x], kind="stable")
+        curves = {}
+        for value in np.unique(table[others[0]]) if others else [None]:
+            rows = order if value is None else order[table[others[0]][order] == value]
+            label = "" if value is None else f"{others[0].replace('_', ' ')} {value:g}"
+            curves[label] = table[answer][rows]
+            across = table[x][rows]
+        return plotting.epsilon_sweep(across, curves, x_label=x.replace("_", " "))
+    raise ValueError(f"--plot shows one or two parameters that vary; here {', '.join(varying) or 'none'} vary.")
