@@ -20,9 +20,8 @@ suppress_warnings = ["myst.header"]  # an included file starts below the page's 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say shapes and units, which "ArrayLike" does not
 napoleon_numpy_docstring = False
-napoleon_use_ivar = True  # fields are described once, with their class
 napoleon_use_rtype = False
-napoleon_custom_sections = ["Guarantee"]
+napoleon_custom_sections = ["Guarantee", ("Fields", "params_style")]
 add_module_names = False
 default_role = "literal"
 
@@ -39,7 +38,7 @@ def _as_restructured_text(app, what, name, obj, options, lines):
             out += [f"   {'*' if i == 0 else ' '} - {cell}" for i, cell in enumerate(row)]
         return "\n".join([*out, "", ""])
 
-    text = rows.sub(table, text)
+    text = re.sub(r"(?m)^Attributes:$", "Fields:", rows.sub(table, text))
     text = re.sub(r"(?<![`|\w:])\|(?=[\w(])", r"\\|", text)  # not the beginning of a substitution
     lines[:] = text.rstrip("\n").split("\n")
 
