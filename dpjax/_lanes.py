@@ -179,8 +179,8 @@ def _in_chunks(function: Callable, arguments: Any, difficulty: np.ndarray) -> An
     return _take(jax.tree.map(lambda *a: np.concatenate(a), *kept), np.argsort(order))
 
 
-def _plan_lanes(problem: Problem, epsilon, log_delta, thorough: np.ndarray, tol: float, capacity: int) -> Plan:
-    arguments = problem, epsilon, log_delta, np.full(epsilon.shape[0], tol), thorough
+def _plan_lanes(problem: Problem, epsilon, log_delta, thorough: np.ndarray, tol: np.ndarray, capacity: int) -> Plan:
+    arguments = problem, epsilon, log_delta, tol, thorough
     return _in_chunks(lambda a: _plan(*a, capacity=capacity), arguments, _difficulty(problem))
 
 
@@ -209,24 +209,27 @@ def solve_concrete(settings: Settings, problem: Problem, given: np.ndarray) -> A
     problem = jax.tree.map(lambda a: np.asarray(a, np.float64), problem)
     answer, none = _empty(given), np.full(lanes, np.nan)
     epsilon, log_delta = (none, given.copy()) if for_epsilon else (given.copy(), none)
-    todo, thorough = np.arange(lanes), np.zeros(lanes, bool)
+    todo, thorough, tols = np.arange(lanes), np.zeros(lanes, bool), np.full(lanes, settings.tol)
     for number in range(contour.PASSES):
-        part, asked, eps, log_d, far = _take((problem, given, epsilon, log_delta, thorough), todo)
-        plan = _plan_lanes(part, eps, log_d, far, settings.tol, capacity)
+        part, asked, eps, log_d, far, tol = _take((problem, given, epsilon, log_delta, thorough, tols), todo)
+        plan = _plan_lanes(part, eps, log_d, far, tol, capacity)
         many = np.flatnonzero(plan.nodes > MANY)
         if number == 0 and many.size:
             # there the saddle-point guess is off by orders of magnitude: a rough pass first
             thorough[many] = True
-            tol = max(settings.tol, contour.ROUGH)
-            sparse, eps, log_d, far = _take((part, eps, log_d, thorough), many)
-            _put(plan, many, _plan_lanes(sparse, eps, log_d, far, tol, capacity))
+            sparse, eps, log_d, far, rough = _take((part, eps, log_d, thorough, np.maximum(tol, contour.ROUGH)), many)
+            _put(plan, many, _plan_lanes(sparse, eps, log_d, far, rough, capacity))
         old = contour.Ends(*_take(answer[:3], todo))
         found, settled = _pass_lanes(settings, capacity, part, plan, asked, old)
         _put(answer, todo, found)
         planned = plan.epsilon if for_epsilon else plan.log_delta
         better = np.where(np.isfinite(found.estimate), found.estimate, planned)
         (epsilon if for_epsilon else log_delta)[todo] = better
-        todo = todo[~(settled | (plan.nodes > capacity) & (number > 0))]
+        full = plan.nodes > capacity
+        # the plan's guess of what its contour reaches was too good, by a little: once more, for less
+        missed = settled & ~found.converged & ~found.cancelled & ~full & (tol > contour.LEAST * settings.tol)
+        tols[todo[missed]] *= 0.1
+        todo = todo[~(settled & ~missed | full & (number > 0))]
         if not todo.size:
             break
     return Answer(*contour.limits(problem, given, contour.Ends(*answer[:3]), settings.unknown), *answer[3:])

@@ -43,6 +43,7 @@ from dpjax.pairs import SampledGaussianPair
 
 PASSES = 6
 ROUGH = 0.02  # the tolerance of a first pass where many nodes are needed
+LEAST = 2e-3  # of the tolerance asked for: what a contour is planned for at most, where a wider one just missed
 _SUMMED = 1024  # nodes that are summed at once
 _MAX_X = 16384  # x-nodes of one component; past it the inner error grows and the status says so
 # Rounding, in ulp: of a term, of its log modulus, of its phase by itself and together with all others, of K. Measured
@@ -527,7 +528,10 @@ def solve(problem: Problem, given: jax.Array, *, tol: float, unknown: str, capac
         new_plan = new_plan._replace(nodes=jnp.where(rough, 0.0, new_plan.nodes))
         old = state.solution
         new = run(problem, new_plan, given, Ends(old.lower, old.estimate, old.upper), tol)
-        settled = (new.settled | (new_plan.nodes > capacity) & ((capacity <= MANY) | ~first)) & ~rough
+        full = new_plan.nodes > capacity
+        planned = jnp.minimum(state.tol, tol)
+        missed = new.settled & ~new.converged & ~new.cancelled & ~full & (planned > LEAST * tol)
+        settled = (new.settled & ~missed | full & ((capacity <= MANY) | ~first)) & ~rough
         keep = state.done | rough
         choice = lambda a, b: jnp.where(keep.reshape((lanes,) + (1,) * (a.ndim - 1)), b, a)
         new = jax.tree.map(choice, new, old)
@@ -540,7 +544,7 @@ def solve(problem: Problem, given: jax.Array, *, tol: float, unknown: str, capac
             state.done | settled,
             jnp.where(rough, state.epsilon, eps),
             jnp.where(rough, state.log_delta, log_d),
-            jnp.where(rough, jnp.maximum(tol, ROUGH), tol),
+            jnp.where(rough, jnp.maximum(tol, ROUGH), planned * jnp.where(missed, 0.1, 1.0)),
             new,
         )
 

@@ -292,3 +292,15 @@ def test_the_fewest_nodes_still_give_a_bound(most):
     short = dpjax.epsilon_bounds(run, 1e-5, max_nodes=most)
     assert np.isin(short.status, [dpjax.Status.MAX_NODES, dpjax.Status.GRID]).all()
     assert (short.lower <= exact.upper).all() and (exact.lower <= short.upper).all() and np.isfinite(short.upper).all()
+
+
+def test_a_plan_that_just_misses_is_made_again():
+    """These lanes' first contours reach 2e-10 or so: that is no lack of nodes."""
+    noise = np.array([2.762862862862863, 2.9646207055822673, 1.0922774255703855])
+    q = np.array([0.01, 0.008858667904100823, 0.0026366508987303583])
+    steps = np.array([1000.0, 335.0, 263.0])
+    found = dpjax.epsilon_bounds(dpjax.dpsgd(noise, q, steps), delta=1e-5)
+    assert (found.status == int(dpjax.Status.CONVERGED)).all(), found
+    with jax.enable_x64(True):
+        traced = jax.jit(lambda s, q, k: dpjax.epsilon_bounds(dpjax.dpsgd(s, q, k), delta=1e-5))(noise, q, steps)
+    assert (np.asarray(traced.status) == int(dpjax.Status.CONVERGED)).all(), traced
