@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax import ledger as ledger
     from dpjax import participation as participation
     from dpjax import pure_dp as pure_dp
+    from dpjax import training as training
     from dpjax.accounting import Bounds as Bounds
     from dpjax.accounting import Method as Method
     from dpjax.accounting import Status as Status
@@ -135,6 +136,7 @@ _HOME = {  # None: the name is that of a module
     "sweep": "sweeps",
     "Table": "table",
     "tradeoff": "representations",
+    "training": None,
     "TrainingRun": "training_run",
     "TreeAggregation": "mechanisms",
     "true_positive_rate": "representations",

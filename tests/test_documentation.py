@@ -18,7 +18,7 @@ PAGES = {
 }
 BLOCK = re.compile(r"^( *)```(\S*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 TEXT = {"sh", "text", "bibtex", "{toctree}", "{eval-rst}", "{include}"}  # what is not run
-PACKAGES = ("adaptive", "bounded_range", "conversions", "interop", "ledger", "participation", "pure_dp")
+PACKAGES = ("adaptive", "bounded_range", "conversions", "interop", "ledger", "participation", "pure_dp", "training")
 
 pytestmark = pytest.mark.skipif(not PAGES, reason="no documentation beside the tests")
 
