@@ -28,7 +28,6 @@ from dpjax.laws import Law
 
 UNIT = 2.0**-53
 HIGHEST = 650.0  # exp(710) overflows
-_DOUBLINGS = 9  # what 512 cells away says of a share has died down
 
 
 class Cells(NamedTuple):
@@ -127,7 +126,7 @@ def _without_waste(surplus: jax.Array, deficit: jax.Array, top: jax.Array) -> ja
 
 
 def _recursion(start: jax.Array, factor: jax.Array) -> jax.Array:
-    """x_j = start_j + factor_j x_(j-1), by doubling, from at most 2 ** _DOUBLINGS cells before."""
+    """x_j = start_j + factor_j x_(j-1), by doubling. All cells count: on a fine grid a share depends on thousands of others."""
     n = start.shape[0]
 
     def double(i, state):
@@ -136,7 +135,7 @@ def _recursion(start: jax.Array, factor: jax.Array) -> jax.Array:
         shift = lambda a: lax.dynamic_slice(jnp.concatenate([jnp.zeros(n, a.dtype), a]), (n - step,), (n,))
         return x + f * shift(x), f * shift(f)
 
-    return lax.fori_loop(0, min(int(n - 1).bit_length(), _DOUBLINGS), double, (start, factor))[0]
+    return lax.fori_loop(0, int(n - 1).bit_length(), double, (start, factor))[0]
 
 
 def optimistic(c: Cells, slack: Any) -> tuple[jax.Array, jax.Array]:

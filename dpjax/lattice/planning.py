@@ -213,7 +213,10 @@ def plan(sketches: Sketch, counts: jax.Array, given: jax.Array, unknown: str, to
     each = jnp.where(counts > 0, counts * jnp.maximum(sketches.top, -1e300), 0.0)
     largest = jnp.sum(each) + 1e-13 * jnp.sum(jnp.abs(each))
     furthest = jnp.max(jnp.maximum(jnp.abs(low), jnp.abs(high)))
-    atom = pick(sketches.atom, first_true(counts * (sketches.atom > 0) >= jnp.max(counts * (sketches.atom > 0))))
+    # beside densities, losses that are multiples of a number have atoms, too
+    atoms = jnp.where(sketches.atom > 0, sketches.atom, jnp.where(jnp.isfinite(sketches.unit), sketches.unit, 0.0))
+    often = counts * (atoms > 0)
+    atom = pick(atoms, first_true(often >= jnp.max(often)))
     return Plan(
         epsilon, log_delta, tilt, far_tilt, period, low, high, unit, atom, slack, points, total, largest, furthest
     )

@@ -69,7 +69,7 @@ def solve(ends: tuple[End, End], grid: Grid, given: Any, plan: planning.Plan, un
     infinite_high, infinite_low = -jnp.expm1(high.log_finite), -jnp.expm1(low.log_finite)
     infinite_exactly = stop(infinite_low) * (1 + 16 * UNIT)
     infinite_low = stop(infinite_low) * (1 - 16 * UNIT)
-    infinite_high_bound = stop(infinite_high) * (1 + 64 * UNIT) + 2 * UNIT * total * (high.log_finite < 0)
+    infinite_high_bound = stop(infinite_high) * (1 + 64 * UNIT) + stop(high.infinite_error)
 
     period = n * h
     wrapped = jnp.exp(-(r - s) * period)

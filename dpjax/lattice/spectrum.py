@@ -56,6 +56,7 @@ class End(NamedTuple):
       log_bound: (N // 2 + 1,), log of the product of bounds on the moduli, rounding included.
       relative: (N // 2 + 1,), a bound on the relative error of the product.
       log_finite: log of the probability that no loss is infinite.
+      infinite_error: how wrong that probability may be; what a window cuts off comes with its own bound.
     """
 
     log_modulus: Any
@@ -66,6 +67,7 @@ class End(NamedTuple):
     log_bound: Any
     relative: Any
     log_finite: Any
+    infinite_error: Any
 
 
 def _nodes(grid: Grid, n: int) -> Any:
@@ -142,6 +144,7 @@ def _transform(masses, infinite, c: Cells, at, low, count, grid: Grid, n: int, k
         count * log_modulus, count * phase, count * log_m, count * far, count * (low + centre),
         count * jnp.log(bound), count * (error / bound + _STEP * UNIT),
         jnp.where(count > 0, count * jnp.log1p(-jnp.minimum(infinite, 1.0)), 0.0),
+        jnp.where(lax.stop_gradient(c.p_infinite) > 0, 2 * UNIT * count, 0.0),
     )  # fmt: skip
 
 
