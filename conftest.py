@@ -25,6 +25,13 @@ def pytest_configure(config: pytest.Config) -> None:
 _INSTALLED = {name: importlib.util.find_spec(name) is not None for name in ("dp_accounting", "jax_privacy")}
 collect_ignore_glob = [] if _INSTALLED["dp_accounting"] else ["dpjax/interop/*"]
 collect_ignore = [] if _INSTALLED["jax_privacy"] else ["dpjax/interop/_jax_privacy.py"]
+if not all(_INSTALLED.values()):
+    collect_ignore.append("docs/howto/interop.md")
+
+# Pages whose examples take long: many kinds of questions, each compiled anew.
+_SLOW_PAGES = {
+    f"docs/{page}.md" for page in ("tutorial", "concepts/claims", "howto/adding", "howto/noise", "howto/stopping")
+}
 
 # What depends on the versions of Python, JAX and other packages. The rest, the formulas, CI checks on one version only.
 _VERSIONED = (
@@ -43,10 +50,13 @@ _VERSIONED = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks the tests of formulas."""
+    """Marks the tests of formulas, and the slow pages."""
     for item in items:
-        if not item.path.relative_to(config.rootpath).as_posix().startswith(_VERSIONED):
+        path = item.path.relative_to(config.rootpath).as_posix()
+        if not path.startswith(_VERSIONED):
             item.add_marker(pytest.mark.formula)
+        if path in _SLOW_PAGES:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True, scope="module")

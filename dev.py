@@ -3,7 +3,7 @@
 
     python3 dev.py quickstart   a certified epsilon, its gradient and a picture
     python3 dev.py test         the tests (further arguments go to pytest)
-    python3 dev.py docs         executes the notebooks
+    python3 dev.py docs         executes the notebooks and builds the documentation in docs/_build
     python3 dev.py lint         ruff and pyright
     python3 dev.py pythons      the oldest and the newest supported interpreter found here
 
@@ -29,7 +29,7 @@ OLDEST = (3, 11)
 NEEDED = "Python {}.{} or newer".format(*OLDEST)
 WINDOWS = os.name == "nt"
 
-EXTRAS = {"quickstart": ["cli", "plot"], "test": ["test"], "docs": ["plot"], "lint": ["lint", "test"]}
+EXTRAS = {"quickstart": ["cli", "plot"], "test": ["test"], "docs": ["docs"], "lint": ["lint", "test"]}
 
 
 def main():
@@ -66,8 +66,11 @@ def test(python, args, rest):
 
 
 def docs(python, args, rest):
-    """Executes every notebook in place of a reader; fails when a cell does."""
+    """Executes every notebook in place of a reader, and builds the site; fails when a cell does, or on a warning."""
     run(python, os.path.join("notebooks", "execute.py"))
+    site = os.path.join("docs", "_build")
+    run(python, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "docs", site)
+    say("The documentation is at " + os.path.join(site, "index.html"))
 
 
 def lint(python, args, rest):

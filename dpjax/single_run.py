@@ -42,19 +42,21 @@ def solve(law: Law, given: Any, unknown: str) -> Found:
     log_profile = lambda x: _log(jnp.minimum(law.profile(x), 1.0))
     if unknown == "delta":
         value = log_profile(given)
+        unclear = jnp.isnan(lax.stop_gradient(law.profile(given)))  # a law that fails is no law without loss
         slack = _slack(law, lax.stop_gradient(value))
         # smaller numbers are flushed to zero: not certified as such while the loss reaches further
         floor = jnp.where(given < law.support()[1], -708.0, -jnp.inf)
         ends = value - slack, jnp.minimum(jnp.maximum(value + slack, floor), 0.0)
-        return Found(lax.stop_gradient(ends[0]), value, lax.stop_gradient(ends[1]))
+        lower, upper = jax.tree.map(lax.stop_gradient, ends)
+        return Found(jnp.where(unclear, -jnp.inf, lower), value, jnp.where(unclear, 0.0, upper))
     stopped = jax.tree.map(lax.stop_gradient, law)
     target = lax.stop_gradient(given)
-    stopped_log = lambda x: _log(jnp.minimum(stopped.profile(x), 1.0))
     highest = jnp.clip(stopped.support()[1] * (1 + 4 * _UNIT), 0.0, _FAR)
 
     def above(x, sign):
-        value = stopped_log(x)
-        return value + sign * _slack(law, value) > target
+        profile = stopped.profile(x)
+        value = _log(jnp.minimum(profile, 1.0))
+        return jnp.where(jnp.isnan(profile), sign > 0, value + sign * _slack(law, value) > target)
 
     def bisect(sign):
         """Neighbours between which log delta, moved by its rounding, falls below the target."""

@@ -24,14 +24,14 @@ while the printed filter odometer tuned to their v = 4.0e-4 shows 0.061 at :math
 probabilities differ by a factor of at most :math:`1 - \delta_m`), which gives the term. It is 0 for pure queries, and
 1e-6 for a delta of 1e-6.
 
-=================== =========== ===========================================================================
-odometer            parameter   when
-=================== =========== ===========================================================================
-``FilterOdometer``  epsilon     one target matters; touches advanced composition there, poor elsewhere
-``MixtureOdometer`` gamma       the default: close to the best over two orders of magnitude of v
+==================== ========== ===========================================================================
+odometer             parameter  when
+==================== ========== ===========================================================================
+``FilterOdometer``   epsilon    one target matters; touches advanced composition there, poor elsewhere
+``MixtureOdometer``  gamma      the default: close to the best over two orders of magnitude of v
 ``StitchedOdometer`` v0         v is unbounded and may become huge
-``RogersOdometer``  n           the first odometer (2016), for comparison
-=================== =========== ===========================================================================
+``RogersOdometer``   n          the first odometer (2016), for comparison
+==================== ========== ===========================================================================
 
 ``boundaries.advanced_composition`` is what all of them are compared with; it holds at one time fixed in advance and is
 not an odometer. Source: Whitehouse, Ramdas, Rogers, Wu, "Fully adaptive composition in differential privacy".

@@ -1,0 +1,73 @@
+"""The documentation: every block is an example that runs or a known kind of text; names in it exist; all names are in it."""
+
+import importlib
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import dpjax
+from dpjax import ledger
+
+ROOT = Path(__file__).parent.parent
+PAGES = {
+    p.relative_to(ROOT).as_posix(): p.read_text()
+    for p in sorted((ROOT / "docs").rglob("*.md"))
+    if "_build" not in p.parts
+}
+BLOCK = re.compile(r"^( *)```(\S*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+TEXT = {"sh", "text", "bibtex", "{toctree}", "{eval-rst}", "{include}"}  # what is not run
+PACKAGES = ("adaptive", "bounded_range", "conversions", "interop", "ledger", "participation", "pure_dp", "training")
+
+pytestmark = pytest.mark.skipif(not PAGES, reason="no documentation beside the tests")
+
+
+def blocks(page):
+    return [(kind, body) for _, kind, body in BLOCK.findall(PAGES[page])]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_python_block_is_an_example(page):
+    """pytest runs what has a prompt, and reads what it prints up to an empty line."""
+    for kind, body in blocks(page):
+        assert kind in TEXT | {"python", "toml"}, f"a block of kind {kind!r} in {page}"
+        if kind == "python":
+            assert body.lstrip().startswith(">>> ") and re.search(r"\n\s*\n\Z", body), body
+        if kind == "toml":
+            ledger.from_dict(tomllib.loads(body))
+
+
+def test_every_test_that_is_named_exists():
+    source = "\n".join(p.read_text() for p in (ROOT / "tests").rglob("test_*.py"))
+    named = {name for text in PAGES.values() for name in re.findall(r"`(test_\w+)(?!\w|\.py)", text)}
+    assert len(named) > 15
+    assert {name for name in named if f"def {name}(" not in source} == set()
+
+
+def test_the_reference_has_every_public_name():
+    reference = "\n".join(text for page, text in PAGES.items() if page.startswith("docs/reference/"))
+    documented = set(re.findall(r"auto(?:class|function|module):: dpjax\.([\w.]+)", reference))
+    for group in re.findall(r"automodule:: dpjax\.(\w+)\n   :members: ([\w, ]+)", reference):
+        documented |= {f"{group[0]}.{name}" for name in group[1].split(", ")}
+    whole = set(re.findall(r"automodule:: dpjax\.([\w.]+)\n   :members:\n", reference))
+    same = {"BoundedRange"}  # ExponentialMechanism by another name
+    missing = set(dpjax.__all__) - documented - same
+    for package in PACKAGES:
+        if package in whole:
+            continue
+        module = importlib.import_module(f"dpjax.{package}")
+        names = getattr(module, "__all__", None) or [n for n, x in vars(module).items() if _is_public(module, n, x)]
+        missing |= {f"{package}.{n}" for n in names} - documented - whole
+    assert missing == set()
+
+
+def _is_public(module, name, x):
+    home = getattr(x, "__module__", "") or ""
+    return not name.startswith("_") and callable(x) and home.startswith(module.__name__)
+
+
+def test_links_between_pages_lead_somewhere():
+    for page, text in PAGES.items():
+        for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", text):
+            assert ((ROOT / page).parent / target).exists(), f"{target} in {page}"
