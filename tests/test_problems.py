@@ -37,7 +37,9 @@ KNOWN_WIDE = {
     "discrete-loss-infinite": (1.0, 0.1),
     "gaussian-and-response": (0.15, 1e-3),
     "laplace": (1.0, 5e-3),
+    "laplace-gaussian-discrete": (0.1, 1e-3),
     "permute-and-flip": (1.0, 1e-3),
+    "privacy-profile": (0.05, 1e-3),
     "poisson-laplace": (1.0, 0.03),
     "failing-poisson-laplace": (1.0, 0.03),
 }

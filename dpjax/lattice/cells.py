@@ -28,6 +28,7 @@ from dpjax.laws import Law
 
 UNIT = 2.0**-53
 HIGHEST = 650.0  # exp(710) overflows
+_DOUBLINGS = 9  # a share looks at 512 cells: on a fine grid what an atom does to shares hardly dies down, and would cost at a mode
 
 
 class Cells(NamedTuple):
@@ -118,24 +119,28 @@ def _without_waste(surplus: jax.Array, deficit: jax.Array, top: jax.Array) -> ja
     below = jnp.concatenate([jnp.zeros(1, deficit.dtype), deficit[:-1]])
     rising = below <= surplus
     safe = jnp.where(surplus > 0, surplus, 1.0)
-    from_below = _recursion(jnp.where(rising, 1.0, guess), jnp.where(rising, -below / safe, 0.0))
+    from_below = _recursion(jnp.where(rising, 1.0, guess), jnp.where(rising, -below / safe, 0.0), guess)
     falling = above <= deficit
     ratio = jnp.where(falling, above / jnp.where(deficit > 0, deficit, 1.0), 0.0)
-    from_above = jnp.flip(_recursion(jnp.flip(jnp.where(falling, ratio, guess)), jnp.flip(-ratio)))
+    from_above = jnp.flip(_recursion(jnp.flip(jnp.where(falling, ratio, guess)), jnp.flip(-ratio), jnp.flip(guess)))
     return jnp.where(rising, from_below, from_above)
 
 
-def _recursion(start: jax.Array, factor: jax.Array) -> jax.Array:
-    """x_j = start_j + factor_j x_(j-1), by doubling. All cells count: on a fine grid a share depends on thousands of others."""
+def _recursion(start: jax.Array, factor: jax.Array, guess: jax.Array) -> jax.Array:
+    """x_j = start_j + factor_j x_(j-1), by doubling, from ``guess`` 2 ** _DOUBLINGS cells before."""
     n = start.shape[0]
+
+    def shift(a, step):
+        return lax.dynamic_slice(jnp.concatenate([jnp.zeros(n, a.dtype), a]), (n - step,), (n,))
 
     def double(i, state):
         x, f = state
         step = jnp.left_shift(jnp.int32(1), i)
-        shift = lambda a: lax.dynamic_slice(jnp.concatenate([jnp.zeros(n, a.dtype), a]), (n - step,), (n,))
-        return x + f * shift(x), f * shift(f)
+        return x + f * shift(x, step), f * shift(f, step)
 
-    return lax.fori_loop(0, int(n - 1).bit_length(), double, (start, factor))[0]
+    doublings = min(int(n - 1).bit_length(), _DOUBLINGS)
+    x, f = lax.fori_loop(0, doublings, double, (start, factor))
+    return x + f * shift(guess, min(1 << doublings, n))
 
 
 def optimistic(c: Cells, slack: Any) -> tuple[jax.Array, jax.Array]:
