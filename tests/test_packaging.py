@@ -15,6 +15,7 @@ import pytest
 
 import dpjax
 from dpjax import cli
+from dpjax.cli import _process
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dpjax"
@@ -142,7 +143,7 @@ class TestReadme:
         assert (tmp_path / "epsilon_sweep.png").stat().st_size > 10_000
 
     def test_commands_print_what_the_readme_says(self, capsys, monkeypatch):
-        monkeypatch.setattr(cli, "configure_jax", lambda *args, **kwargs: "off")
+        monkeypatch.setattr(_process, "configure_jax", lambda *args, **kwargs: "off")
         blocks = re.findall(r"```console\n\$ dpjax (.*)\n((?:.+\n)*)```", self.TEXT)
         assert blocks
         for command, output in blocks:
