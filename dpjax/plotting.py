@@ -348,7 +348,7 @@ def bounded_range(size: float, counts: ArrayLike, delta: float, *, title: str = 
       ax: where to draw; a new figure if None.
 
     Example:
-      >>> ax = bounded_range(0.1, [1, 10], 1e-6)
+      >>> ax = bounded_range(0.1, [1, 3, 10], 1e-6)
       >>> len(ax.lines)
       4
     """
