@@ -443,8 +443,8 @@ REFUSED = {
     ),
     **{
         name: (
-            lambda wrap=getattr(optax, name): training.privacy_spent(
-                wrap(aggregate(), lambda step: step > 1).init(PARAMS), DELTA
+            lambda name=name: training.privacy_spent(
+                getattr(optax, name)(aggregate(), lambda step: step > 1).init(PARAMS), DELTA
             ),
             ValueError, name,
         )
