@@ -59,7 +59,8 @@ def statement(
       That of ``dpjax.epsilon`` or ``dpjax.delta``.
 
     Raises:
-      ValueError: neither or both of delta and epsilon are given, one is out of range, or the mechanism is a batch.
+      ValueError: neither or both of delta and epsilon are given, one is out of range, a count is not whole, or the mechanism is
+        a batch.
       TypeError: a number is traced.
 
     Example:
@@ -74,6 +75,8 @@ def statement(
         raise TypeError("A statement is text: its numbers must not be traced.")
     if any(np.ndim(x) for x in (delta, epsilon) if x is not None):
         raise ValueError("delta and epsilon must be numbers, not arrays: one statement is about one of each.")
+    if not np.all(np.equal(counts := _counts(mechanism), np.round(counts))):
+        raise ValueError(f"{mechanism!r} is run a number of times that is not whole, which is no mechanism.")
     options: dict[str, Any] = {"adjacency": adjacency, "method": method}
     if epsilon is None:
         bounds = accounting.epsilon_bounds(mechanism, delta, **options)
@@ -98,6 +101,15 @@ def statement(
         f"{text[:1].upper()}{text[1:]} satisfies ({pair})-differential privacy for datasets {_NEIGHBOURS[adjacency]}. "
         f"This was computed {how} ({theory}), with dpjax {__version__}; numbers are rounded up. {known} {_NOT_COVERED}"
     )
+
+
+def _counts(mechanism: Mechanism) -> np.ndarray:
+    """How often the parts of ``mechanism`` are run."""
+    if isinstance(mechanism, mechanisms.Composed):
+        return np.concatenate([np.zeros(0), *map(_counts, mechanism.mechanisms)])
+    own = np.ravel(mechanism.count) if isinstance(mechanism, mechanisms.SelfComposed) else np.zeros(0)
+    inner = getattr(mechanism, "mechanism", None)
+    return np.concatenate([own, _counts(inner)]) if isinstance(inner, Mechanism) else own
 
 
 def _rounded(x: Any, side: str, digits: int = 4) -> str:
@@ -135,9 +147,9 @@ def describe(mechanism: Mechanism) -> str:
     if words is not None:
         return words(mechanism)
     fields = ", ".join(
-        f"{name.replace('_', ' ')} {_number(value)}"
+        f"{name.replace('_', ' ')} {describe(value) if isinstance(value, Mechanism) else _number(value)}"
         for name in mechanism.__dataclass_fields__  # type: ignore[attr-defined]
-        if not isinstance(value := getattr(mechanism, name), Mechanism | tuple | int | type(None))
+        if not isinstance(value := getattr(mechanism, name), tuple | type(None))
     )
     return f"the {type(mechanism).__name__} mechanism" + (f" ({fields})" if fields else "")
 
@@ -172,5 +184,9 @@ _WORDS: dict[type, Callable[[Any], str]] = {
     mechanisms.PureDP: lambda r: f"a {_number(r.epsilon)}-DP mechanism",
     mechanisms.ApproximateDP: lambda r: f"a ({_number(r.epsilon)}, {_number(r.delta)})-DP mechanism",
     mechanisms.ZCDP: lambda r: f"a {_number(r.delta)}-approximate {_number(r.rho)}-zCDP mechanism",
-    mechanisms.BoundedRange: lambda r: f"an exponential mechanism (range {_number(r.epsilon)})",
+    mechanisms.BoundedRange: lambda r: (
+        f"an exponential mechanism (range {_number(r.epsilon)})"
+        if r.t is None
+        else f"a mechanism of two losses, {_number(r.t)} and {_number(r.t)} - {_number(r.epsilon)}"
+    ),
 }

@@ -88,7 +88,8 @@ def sweep(
       rtol: relative tolerance on delta; by default wider than that of a single question, which needs more nodes.
       path: a ``.csv`` or ``.parquet`` to write. Until it is complete, finished parts are kept beside it, in ``<path>.parts``;
         after an interruption by the keyboard the file has the rows that are done.
-      resume: go on with what an interrupted sweep left at ``path``; if it was complete, it is read.
+      resume: go on with what an interrupted sweep left at ``path``; if it was complete, it is read, after three of its rows
+        were answered again.
       devices: of JAX; all local ones if None.
       chunk_size: rows of a part; 8192 if the configurations are Gaussians, else 128.
       progress: whether to show a progress bar with rate and time left, if stderr is a terminal and rich is installed.
@@ -121,6 +122,9 @@ def sweep(
     options = {"adjacency": adjacency, "method": method, "rtol": rtol, "max_nodes": max_nodes}
     parameters = {name: column for name, column in columns.items() if name not in ASKED}
     job = _Job(make, parameters, given, options, _differentiated(parameters, gradients))
+    for name in (*_columns_of(job), "error"):
+        if name in columns:
+            raise ValueError(f"grid has the column {name!r}, which is one of the answers: give it another name.")
     rows = math.prod(shape)
     if chunk_size is None:
         chunk_size = _ROWS if _is_fast(job) else _SLOW_ROWS
@@ -128,7 +132,7 @@ def sweep(
     pieces = [np.arange(i, min(i + int(chunk_size), rows)) for i in range(0, rows, int(chunk_size))]
     parts = None
     if path is not None:
-        if resume and (finished := _finished(path, columns)) is not None:
+        if resume and (finished := _finished(path, columns, job)) is not None:
             return Table(dict(finished), shape)
         parts = _opened(path, _description(job, columns, int(chunk_size)), resume)
     done: dict[int, dict[str, np.ndarray]] = {}
@@ -235,7 +239,6 @@ def _description(job: _Job, columns: dict[str, np.ndarray], chunk_size: int) -> 
         return sums.hexdigest()
 
     rows = len(next(iter(columns.values())))
-    some = sorted({0, rows // 2, rows - 1} - {-1})
     return {
         "dpjax": __version__,
         "rows": rows,
@@ -243,7 +246,7 @@ def _description(job: _Job, columns: dict[str, np.ndarray], chunk_size: int) -> 
         "asked": digest(job.given),
         "gradients": list(job.gradients),
         "chunk_size": chunk_size,
-        "mechanisms": [_probe(job, row) for row in some],
+        "mechanisms": [_probe(job, row) for row in _some(rows)],
         **{name: str(value) for name, value in job.options.items()},
     }
 
@@ -457,15 +460,32 @@ def _whole(columns: dict[str, np.ndarray], pieces: list, done: dict[int, dict], 
     return Table(table, shape)
 
 
-def _finished(path: str | os.PathLike, columns: dict[str, np.ndarray]) -> Table | None:
-    """The table at ``path`` if it is the whole of this grid."""
+def _some(rows: int) -> list[int]:
+    """The first, a middle and the last row."""
+    return sorted({0, rows // 2, rows - 1}) if rows else []
+
+
+def _finished(path: str | os.PathLike, columns: dict[str, np.ndarray], job: _Job) -> Table | None:
+    """The table at ``path`` if it is the whole of this sweep: its grid, and its answers in some rows."""
     if not os.path.exists(path) or os.path.exists(f"{os.fspath(path)}.parts"):
         return None
     table = Table.load(path)
-    same = all(name in table and np.array_equal(table[name], column) for name, column in columns.items())
-    if not same:
+
+    def same(name: str, wanted: np.ndarray, rtol: float = 0.0) -> bool:
+        found = table[name]
+        if found.shape != wanted.shape or found.dtype.kind not in "iuf":
+            return found.size == wanted.size == 0
+        return bool(np.allclose(found, wanted, rtol=rtol, atol=0.0, equal_nan=True))
+
+    if not all(name in table and same(name, column) for name, column in columns.items()):
         raise ValueError(f"{path} is not of this grid: remove it, or choose another path.")
-    return table
+    pieces = [np.array([row]) for row in _some(table.rows)]
+    fresh = _whole(columns, pieces, {number: _part(job, piece) for number, piece in enumerate(pieces)}, None)
+    table, whole = Table({name: table[name][_some(table.rows)] for name in table}), table
+    numbers = [name for name in fresh if fresh[name].dtype.kind in "iuf"]
+    if fresh.rows and not ({*fresh} == {*table} and all(same(name, fresh[name], 1e-7) for name in numbers)):
+        raise ValueError(f"{path} has other answers than this sweep: remove it, or choose another path.")
+    return whole
 
 
 @contextlib.contextmanager

@@ -77,3 +77,25 @@ def test_batches_and_tracers_are_refused():
         dpjax.statement(dpjax.Gaussian(np.array([1.0, 2.0])), delta=1e-5)
     with pytest.raises(TypeError, match="traced"):
         jax.jit(lambda s: dpjax.epsilon(dpjax.Gaussian(s), 1e-5) + len(dpjax.statement(dpjax.Gaussian(s), 1e-5)))(1.0)
+
+
+@pytest.mark.parametrize(
+    ("record", "parts"),
+    [
+        (dpjax.DiscreteGaussian(3.0, 2), ("sigma 3", "sensitivity 2")),
+        (dpjax.DiscreteLaplace(1, 3), ("epsilon per unit 1", "sensitivity 3")),
+        (dpjax.RandomizedResponse(1.0, 4), ("epsilon 1", "num buckets 4")),
+        (dpjax.ReportNoisyMax(dpjax.Laplace(4.0)), ("Laplace mechanism (noise multiplier 4)",)),
+        (dpjax.BoundedRange(1.0, 0.3), ("0.3 and 0.3 - 1",)),
+    ],
+)
+def test_every_parameter_is_said(record, parts):
+    text = dpjax.statement(record, delta=1e-5)
+    assert all(part in text for part in parts), text
+    assert "exponential mechanism" not in text  # an exponential mechanism of range 1 has no epsilon of 0.3
+
+
+def test_no_statement_of_half_a_run():
+    for record in (dpjax.Gaussian(1.0) * 2.5, dpjax.Gaussian(2.0) + dpjax.Gaussian(1.0) * 1.5):
+        with pytest.raises(ValueError, match="not whole"):
+            dpjax.statement(record, delta=1e-5)

@@ -45,6 +45,12 @@ def stopped(monkeypatch, after, error):
         yield
 
 
+@pytest.mark.parametrize("name", ["error", "epsilon_lower", "epsilon_status"])
+def test_a_column_named_as_an_answer_is_refused(name):
+    with pytest.raises(ValueError, match=name):
+        dpjax.sweep(lambda **row: dpjax.Gaussian(row[name]), {name: [1.0]}, delta=1e-5)
+
+
 class TestRows:
     def test_product(self):
         table = dpjax.sweep(dpjax.dpsgd, DPSGD, delta=1e-5)
@@ -199,9 +205,36 @@ class TestLongWork:
         whole = self.run(path=path)
         seen = counted(monkeypatch)
         same(self.run(path=path, resume=True), whole)
-        assert not seen
+        assert seen == [1, 1, 1]  # three rows, to see that it is this sweep
         with pytest.raises(ValueError, match="not of this grid"):
             dpjax.sweep(dpjax.Gaussian, {"noise_multiplier": [1.0]}, delta=1e-5, path=path, resume=True)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"delta": 1e-6},
+            {"delta": None, "epsilon": 1.0},
+            {"epsilon": 1.0},
+            {"adjacency": dpjax.Adjacency.REPLACE_ONE},
+            {"make": lambda noise_multiplier: dpjax.Gaussian(0.5 * noise_multiplier)},
+        ],
+    )
+    def test_a_finished_one_of_other_answers_is_not_read(self, tmp_path, change):
+        path = tmp_path / "out.csv"
+        self.run(path=path)
+        arguments = {"make": dpjax.Gaussian, "grid": self.grid, "delta": 1e-5, "chunk_size": 3} | change
+        with pytest.raises(ValueError, match="other answers"):
+            dpjax.sweep(arguments.pop("make"), arguments.pop("grid"), path=path, resume=True, **arguments)
+
+    def test_a_finished_one_with_a_row_without_answer_is_read(self, tmp_path):
+        grid, path = {"noise_multiplier": [1.0, np.nan, -1.0]}, tmp_path / "out.csv"
+        whole = dpjax.sweep(dpjax.Gaussian, grid, delta=1e-5, path=path)
+        same(dpjax.sweep(dpjax.Gaussian, grid, delta=1e-5, path=path, resume=True), whole)
+
+    def test_an_empty_grid_is_written(self, tmp_path):
+        grid, path = {"noise_multiplier": np.zeros(0)}, tmp_path / "out.csv"
+        assert dpjax.sweep(dpjax.Gaussian, grid, delta=1e-5, path=path).rows == 0
+        assert path.read_text().startswith("noise_multiplier")
 
     @pytest.mark.parametrize(
         ("change", "what"),

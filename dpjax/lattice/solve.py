@@ -14,6 +14,8 @@ from dpjax.lattice import planning
 from dpjax.lattice.cells import UNIT
 from dpjax.lattice.spectrum import End, Grid, tilted_deltas
 
+_LEAST_LOG = -690.0  # of a delta that an epsilon is found for: exp(-708) is the smallest float
+
 
 class Found(NamedTuple):
     """A certified answer; scalars. Log delta if delta was asked for.
@@ -136,6 +138,7 @@ def solve(ends: tuple[End, End], grid: Grid, given: Any, plan: planning.Plan, un
         value = smooth(given)
     else:
         target = jnp.exp(jnp.minimum(stop(given), 0.0))
+        known = stop(given) >= _LEAST_LOG  # below, masses are flushed to 0
         places = _positions(grid, n, plan.epsilon)
         e = places * h
         sky = jnp.exp(jnp.clip(s * e - log_m, -700.0, 690.0))
@@ -149,7 +152,8 @@ def solve(ends: tuple[End, End], grid: Grid, given: Any, plan: planning.Plan, un
             (stop(high.log_far) + _log_chernoff(r) - log(target - infinite_high_bound)) / r,
         )
         upper = jnp.where(some, jnp.minimum(upper, fallback), fallback)
-        upper = jnp.where(target > infinite_high_bound, jnp.maximum(upper + moved, 0.0) * (1 + 4 * UNIT), jnp.inf)
+        some = known & (target > infinite_high_bound)
+        upper = jnp.where(some, jnp.maximum(upper + moved, 0.0) * (1 + 4 * UNIT), jnp.inf)
         upper = jnp.where(
             target >= infinite_low * (1 + 64 * UNIT), jnp.minimum(upper, jnp.maximum(largest, 0.0)), upper
         )
@@ -161,7 +165,7 @@ def solve(ends: tuple[End, End], grid: Grid, given: Any, plan: planning.Plan, un
         last = jnp.max(jnp.where(more, places, -jnp.inf))
         place = jnp.where(jnp.isfinite(last), last, 0.0)
         lower = _crossing(place, [bounds_at(place + i)[1] for i in (0, 1)], target, h)
-        lower = jnp.where(jnp.isfinite(last), jnp.maximum(lower - fallen, 0.0) * (1 - 4 * UNIT), 0.0)
+        lower = jnp.where(known & jnp.isfinite(last), jnp.maximum(lower - fallen, 0.0) * (1 - 4 * UNIT), 0.0)
         lower = jnp.where(target < infinite_low, jnp.inf, lower)
         start = stop(jnp.where(jnp.isfinite(upper), 0.5 * (lower + upper), plan.epsilon))
         value = start
@@ -169,7 +173,7 @@ def solve(ends: tuple[End, End], grid: Grid, given: Any, plan: planning.Plan, un
         for _ in range(2):
             at, slope = jax.value_and_grad(smooth)(value)
             value = value - (at - given) / jnp.where(slope < 0, slope, -1.0)
-        value = jnp.where(start > 0, value, 0.0)
+        value = jnp.where(known, jnp.where(start > 0, value, 0.0), plan.epsilon)
     # where the weights of a grid that does not fit overflow, nothing is known but the limits
     broken = jnp.isnan(upper) | jnp.isnan(lower)
     if unknown == "delta":

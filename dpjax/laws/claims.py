@@ -23,8 +23,9 @@ def approximate_law(epsilon: Any, delta: Any = 0.0) -> FiniteLaw:
     epsilon = jnp.asarray(epsilon, float)
     loss = jnp.stack([-epsilon, epsilon])
     share = lambda x: jnp.exp(jnp.minimum(x, 0.0)) / (1 + jnp.exp(-jnp.abs(x)))  # 1 / (1 + e^-x)
-    kept = 1 - jnp.asarray(delta, float)
-    return FiniteLaw(loss, kept * share(loss), kept * share(-loss), 1 - kept, 1 - kept, epsilon)
+    delta = jnp.asarray(delta, float)  # 1 - kept would lose it
+    kept = 1 - delta
+    return FiniteLaw(loss, kept * share(loss), kept * share(-loss), delta, delta, epsilon)
 
 
 def two_point_law(epsilon: Any, t: Any) -> FiniteLaw:

@@ -18,7 +18,13 @@ from dpjax.training._frozen import fingerprint
 from dpjax.training.aggregate import PrivacyState
 from dpjax.training.guard import GuardedState, MeteredState, privacy_states, the_privacy_state
 
+_CONDITIONAL = (
+    "optax.{} makes no private step where its condition fails, and counts none: {}. Freeze with training.guarded, or leave "
+    "out whole updates."
+)
 _WRAPPERS = {
+    "ConditionallyTransformState": _CONDITIONAL.format("conditionally_transform", "gradients pass without noise"),
+    "ConditionallyMaskState": _CONDITIONAL.format("conditionally_mask", "what the condition saw is not accounted for"),
     "MultiStepsState": (
         "optax.MultiSteps averages per-example gradients over micro-batches before they are clipped: accumulate sums of "
         "clipped gradients instead (training.accumulate and training.private_sum)."

@@ -251,3 +251,21 @@ def test_beyond_the_largest_loss_is_the_mass_at_infinity():
         with mp.workdps(40):
             truth = mp.log1p(-((1 - mp.mpf(mass)) ** 3))
             assert truth <= float(dpjax.log_delta(record, 2.5, max_nodes=64, rtol=0.5)) <= truth + mp.mpf(2) ** -44
+
+
+@pytest.mark.parametrize("log_delta", [-692.0, -703.0, -715.0, -1500.0])
+def test_epsilon_where_delta_is_hardly_a_float(log_delta):
+    """A Gaussian and randomised responses: a binomial mixture of Gaussian profiles. Nothing may be claimed from flushed masses."""
+    sigma, unit, count = 50.0, 0.01, 100
+
+    def truth(e):
+        p, mu = 1 / (1 + mp.exp(-mp.mpf(unit))), 1 / mp.mpf(sigma)
+        gauss = lambda x: mp.ncdf(mu / 2 - x / mu) - mp.exp(x) * mp.ncdf(-mu / 2 - x / mu)
+        weight = lambda j: mp.binomial(count, j) * p**j * (1 - p) ** (count - j)
+        return mp.log(sum(weight(j) * gauss(e - (2 * j - count) * mp.mpf(unit)) for j in range(count + 1)))
+
+    record = dpjax.Gaussian(sigma) + dpjax.RandomizedResponse(unit) * count
+    found = dpjax.epsilon_bounds(record, log_delta=log_delta)
+    with mp.workdps(60):
+        assert truth(mp.mpf(float(found.lower))) >= log_delta
+        assert np.isinf(found.upper) or truth(mp.mpf(float(found.upper))) <= log_delta

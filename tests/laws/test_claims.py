@@ -365,3 +365,17 @@ def test_nothing_known_at_an_order():
     x = np.array([0.0, 0.5, 2.0])
     np.testing.assert_allclose(values(law, x)[0], values(only, x)[0], rtol=0.05)
     assert np.all(values(renyi(ORDERS, np.full(ORDERS.shape, np.inf)), x)[0] == 1)
+
+
+@pytest.mark.parametrize("failure", [1e-12, 1.9e-16, 1e-17, 1e-100, 1e-290])
+def test_no_failure_is_lost_in_rounding(failure):
+    """1 - (1 - delta) is off by 2e-5 of 1e-12, and 0 at 1e-17."""
+    claim = dpjax.ApproximateDP(0.1, failure)
+    for record, infinite in [
+        (claim, failure),
+        (dpjax.PoissonSampled(0.5, claim), 0.5 * failure),
+        (dpjax.Laplace(4.0) + claim * 3, 3 * failure),
+    ]:
+        found = dpjax.delta_bounds(record, epsilon=2.0)  # beyond all finite losses
+        assert found.lower <= infinite * (1 + 1e-12) and found.upper >= infinite * (1 - 4 * failure), record
+        assert found.lower >= infinite * (1 - 1e-9) and found.upper <= infinite * (1 + 1e-9) + 1e-15, record

@@ -441,6 +441,15 @@ REFUSED = {
     "apply_if_finite": (
         lambda: training.privacy_spent(optax.apply_if_finite(aggregate(), 3).init(PARAMS), DELTA), ValueError, "finite",
     ),
+    **{
+        name: (
+            lambda name=name: training.privacy_spent(
+                getattr(optax, name)(aggregate(), lambda step: step > 1).init(PARAMS), DELTA
+            ),
+            ValueError, name,
+        )
+        for name in ("conditionally_transform", "conditionally_mask")
+    },
     "two aggregates": (
         lambda: training.privacy_spent((aggregate().init(PARAMS), aggregate().init(PARAMS)), DELTA), ValueError, "has 2",
     ),
