@@ -115,6 +115,7 @@ class TestCompose:
         assert dp("compose", toml)[0] == dp("compose", "missing.toml", "--delta", "1e-5")[0] == 2
 
 
+@pytest.mark.slow
 def test_compare(dp):
     status, out, _ = dp("compare", *RUN, "--delta", "1e-5", "--json")
     found = json.loads(out)["epsilon"]

@@ -53,7 +53,7 @@ def test_a_column_named_as_an_answer_is_refused(name):
 
 class TestRows:
     def test_product(self):
-        table = dpjax.sweep(dpjax.dpsgd, DPSGD, delta=1e-5)
+        table = dpjax.sweep(dpjax.dpsgd, DPSGD, delta=1e-5, rtol=1e-10)
         assert table.shape == (3, 2, 2) and table.rows == 12
         noise, q, steps = np.meshgrid(*DPSGD.values(), indexing="ij")
         np.testing.assert_array_equal(table["steps"], steps.ravel())
@@ -63,6 +63,15 @@ class TestRows:
         np.testing.assert_allclose(table.on_grid("epsilon_lower"), found.lower, rtol=1e-9)
         assert set(table["epsilon_method"]) == {"contour"} and set(table["epsilon_status"]) == {"converged"}
         assert (table["epsilon_lower"] <= table["epsilon_estimate"]).all() and not any(table["error"])
+
+    def test_default_tolerance(self):
+        """Wider than a single question's, and never below it."""
+        noise = np.array(DPSGD["noise_multiplier"])
+        grid = {"noise_multiplier": noise, "sampling_probability": 0.05, "steps": 200}
+        table = dpjax.sweep(dpjax.dpsgd, grid, delta=1e-5)
+        exact = dpjax.epsilon_bounds(dpjax.dpsgd(noise, 0.05, 200), delta=1e-5)
+        assert (table["epsilon"] >= exact.lower).all() and (table["epsilon_lower"] <= exact.upper).all()
+        np.testing.assert_allclose(table["epsilon"], exact.estimate, rtol=1e-6)
 
     def test_zip_several_questions(self):
         grid = {"noise_multiplier": [1.0, 2.0, 4.0], "epsilon": [0.5, 1.0, 2.0]}
@@ -97,7 +106,8 @@ class TestRows:
 
     def test_bad_rows_carry_their_errors(self):
         grid = {"noise_multiplier": [1.0, -1.0, 2.0, np.nan, 3.0], "steps": 10}
-        table = dpjax.sweep(lambda noise_multiplier, steps: dpjax.dpsgd(noise_multiplier, 0.1, steps), grid, delta=1e-5)
+        make = lambda noise_multiplier, steps: dpjax.dpsgd(noise_multiplier, 0.1, steps)
+        table = dpjax.sweep(make, grid, delta=1e-5, rtol=1e-10)
         bad = np.array([False, True, False, True, False])
         np.testing.assert_array_equal(np.isnan(table["epsilon"]), bad)
         np.testing.assert_array_equal(table["error"] != "", bad)

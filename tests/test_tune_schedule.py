@@ -19,6 +19,7 @@ def load():
     return module
 
 
+@pytest.mark.slow
 def test_a_tuned_schedule_is_better_at_the_same_budget():
     example = load()
     steps = 6
