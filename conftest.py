@@ -35,7 +35,6 @@ _SLOW_PAGES = {
 
 # What depends on the versions of Python, JAX and other packages. The rest, the formulas, CI checks on one version only.
 _VERSIONED = (
-    "README.md",
     "tests/adaptive/test_adaptive_filters.py",
     "tests/adaptive/test_adaptive_odometers.py",
     "tests/test_cli",
