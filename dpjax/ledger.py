@@ -44,7 +44,6 @@ is run: short for a `SelfComposed` around it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -58,6 +57,7 @@ import numpy as np
 
 from dpjax import _validate, mechanisms
 from dpjax.mechanisms import Adjacency, Composed, Mechanism, SelfComposed
+from dpjax.table import atomically
 
 FORMAT = "dpjax-ledger"
 VERSION = 1
@@ -196,16 +196,7 @@ def write(
     if path.suffix != ".json":
         raise ValueError(f"path = {str(path)!r}, but a ledger is written to a file whose name ends in .json.")
     text = json.dumps(to_dict(mechanism, adjacency, note), indent=1, allow_nan=False) + "\n"
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with beside.open("w", encoding="utf-8") as f:
-            f.write(text)
-            f.flush()
-            os.fsync(f.fileno())
-        beside.replace(path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            beside.unlink()
+    atomically(path, lambda beside: beside.write_text(text, encoding="utf-8"))
 
 
 def read(path: str | os.PathLike[str]) -> Entry:
