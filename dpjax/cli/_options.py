@@ -166,6 +166,19 @@ def setting(
     return Setting(noise_multiplier, terms.sampling_probability, terms.steps, terms.formulas, given)
 
 
+def option(name: str) -> str:
+    """What a parameter is called on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def target(**given: float | None) -> dict[str, float]:
+    """The one of two numbers that was given."""
+    found = {name: value for name, value in given.items() if value is not None}
+    if len(found) != 1:
+        raise ValueError(f"give either {' or '.join(map(option, given))}; neither has a default.")
+    return found
+
+
 def require(options: dict[str, Any], otherwise: str) -> None:
     missing = [name for name, value in options.items() if value is None]
     if missing:

@@ -21,6 +21,7 @@ from dpjax.cli._options import (
     Probability,
     Steps,
     listed,
+    option,
     setting,
 )
 from dpjax.cli._print import print_json, print_table, rounded
@@ -95,8 +96,8 @@ def calibrate(
         known |= {"sampling_probability": run.sampling_probability, "steps": run.steps}
     free = [name for name, value in known.items() if value is None]
     if len(free) != 1:
-        options = [f"--{name.replace('_', '-')}" for name in _FREE]
-        missing = listed([f"--{name.replace('_', '-')}" for name in free]) if free else "none"
+        options = [option(name) for name in _FREE]
+        missing = listed([option(name) for name in free]) if free else "none"
         raise ValueError(f"leave out exactly one of {listed(options)}, which is then found; missing: {missing}.")
     (name,) = free
 

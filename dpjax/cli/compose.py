@@ -7,7 +7,7 @@ import typer
 
 from dpjax.cli import _answers, _process
 from dpjax.cli._app import app
-from dpjax.cli._options import METHODS, QUERY, AsJson, AsStatement, MethodName, NoCache, Tolerance
+from dpjax.cli._options import METHODS, QUERY, AsJson, AsStatement, MethodName, NoCache, Tolerance, target
 
 EXAMPLES = r"""
   dpjax compose run.toml --delta 1e-5
@@ -46,14 +46,11 @@ def compose(
     no_cache: NoCache = False,
 ) -> None:
     """The privacy of a composition of any mechanisms, described in a file (see dpjax.ledger)."""
-    given = {"delta": delta, "epsilon": epsilon}
-    target = {name: value for name, value in given.items() if value is not None}
-    if len(target) != 1:
-        raise ValueError("give either --delta or --epsilon; neither has a default.")
+    asked = target(delta=delta, epsilon=epsilon)
     _process.configure_jax(no_cache)
     from dpjax import ledger
 
     entry = ledger.read(file)
     inputs = {"file": str(file), "mechanism": repr(entry.mechanism)}
-    question = _answers.Question(entry.mechanism, target, entry.adjacency, method, rtol)
+    question = _answers.Question(entry.mechanism, asked, entry.adjacency, method, rtol)
     _answers.show(question, inputs, {}, as_json=as_json, statement=statement)

@@ -24,6 +24,7 @@ from dpjax.cli._options import (
     Steps,
     Tolerance,
     setting,
+    target,
 )
 
 EPSILON_EXAMPLES = r"""
@@ -65,11 +66,7 @@ def epsilon(
 ) -> None:
     """The certified epsilon of a DP-SGD run at a given delta."""
     run = setting(noise_multiplier, sampling_probability, steps, dataset_size, batch_size, epochs)
-    given = {"delta": delta, "log_delta": log_delta}
-    target = {name: value for name, value in given.items() if value is not None}
-    if len(target) != 1:
-        raise ValueError("give either --delta or --log-delta; neither has a default.")
-    _answer(run, target, adjacency, method, rtol, as_json, statement, no_cache)
+    _answer(run, target(delta=delta, log_delta=log_delta), adjacency, method, rtol, as_json, statement, no_cache)
 
 
 @app.command(epilog="Example:\n" + DELTA_EXAMPLES)
@@ -99,7 +96,7 @@ def delta(
 
 def _answer(
     run: Setting,
-    target: dict[str, float],
+    asked: dict[str, float],
     adjacency: str,
     method: str,
     rtol: float,
@@ -117,5 +114,5 @@ def _answer(
         "steps": run.steps,
         **run.given,
     }
-    question = _answers.Question(mechanism, target, dpjax.Adjacency(adjacency), method, rtol)
+    question = _answers.Question(mechanism, asked, dpjax.Adjacency(adjacency), method, rtol)
     _answers.show(question, inputs, run.derived, as_json=as_json, statement=statement)

@@ -9,7 +9,7 @@ import typer
 
 from dpjax.cli import _process
 from dpjax.cli._app import app
-from dpjax.cli._options import ADJACENCIES, DIRECT, OUTPUT, QUERY, AdjacencyName, NoCache
+from dpjax.cli._options import ADJACENCIES, DIRECT, OUTPUT, QUERY, AdjacencyName, NoCache, option
 from dpjax.cli._print import print_json
 
 EXAMPLES = r"""
@@ -108,7 +108,7 @@ def sweep(
     }  # fmt: skip
     questions = {"delta": delta, "epsilon": epsilon}
     if configurations is None:
-        missing = [f"--{name.replace('_', '-')}" for name, text in parameters.items() if text is None]
+        missing = [option(name) for name, text in parameters.items() if text is None]
         if missing:
             raise ValueError(f"{', '.join(missing)} missing; or give --configurations.")
         grid: dict[str, Any] = {}
@@ -122,7 +122,7 @@ def sweep(
             raise ValueError(f"{', '.join(twice)} is in {configurations} and on the command line.")
     for name, text in {**parameters, **questions}.items():
         if text is not None:
-            grid[name] = _values(f"--{name.replace('_', '-')}", text)
+            grid[name] = _values(option(name), text)
     absent = [name for name in parameters if name not in grid]
     if absent:
         raise ValueError(f"{configurations} lacks {', '.join(absent)}.")
