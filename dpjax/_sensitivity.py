@@ -84,15 +84,16 @@ def of_log_delta(problem: Problem, plan: Plan, eps: jax.Array, order: int, capac
         at = contour.block_nodes(plan, h, start, block)
         t = at.t
         moments = cumulant.moments(
-            problem.pair, plan.s, at.rows, at.across, tilt.window, tilt.height, tilt.step, tilt.real, order=order
-        )
+            problem.pair, plan.s, at.rows, at.across, tilt.inner.window, tilt.inner.height, tilt.inner.step,
+            tilt.inner.real, order=order,
+        )  # fmt: skip
         log_phi, angle = contour.log_phi(moments)
         weight, phase = contour.integrand(problem, plan, tilt, t, at.log_half, log_phi, angle, eps)
         amplitude = scale[:, None] * jnp.exp(weight)
         sine, cosine = sincos(phase)
         term = (amplitude * cosine, amplitude * sine)
         first, second = _cumulant_derivatives(problem, plan, t, moments, order)
-        k_z = (tilt.real.value[..., None] + log_phi, angle + t[:, None, :] * tilt.real.mean[..., None])
+        k_z = (tilt.inner.real.value[..., None] + log_phi, angle + t[:, None, :] * tilt.inner.real.mean[..., None])
         s = plan.s[:, None]
         gauss = (0.5 * (s * s - t * t + s), 0.5 * (2 * s * t + t))
         rows = [

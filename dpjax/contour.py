@@ -101,18 +101,27 @@ class Line(NamedTuple):
     spread: jax.Array  # (lanes,): a few ulp of t times this bound the rounding of the composition's cumulant
 
 
-class Tilt(NamedTuple):
-    """What is fixed once the contour is: windows, real cumulants, bounds; (lanes, components) and (lanes,)."""
+class Inner(NamedTuple):
+    """Pairs along a contour, however often each is used: windows, real cumulant, bounds; (lanes, components)."""
 
     window: cumulant.Window
     height: jax.Array  # of the line of the inner nodes, and their spacing
     step: jax.Array
     real: cumulant.RealCumulant
+    rise: jax.Array  # K(s) is at most real.value + rise
+    log_error: jax.Array  # log relative error of exp K(s + it), t up to the cutoff
+    log_cut: jax.Array  # log of a bound on |exp K(s + it)|, t >= cutoff
+
+
+class Tilt(NamedTuple):
+    """What is fixed of a composition once the contour is; (lanes,), or (lanes, components)."""
+
+    inner: Inner
     k: jax.Array
     k_size: jax.Array  # sum of count times the size that K's rounding has in ulp
     mean: jax.Array
-    log_inner: jax.Array  # log relative error of one step's exp K(s + it), t up to the cutoff
-    log_cut: jax.Array  # log of a bound on |exp K(s + it)|, t >= cut; (lanes,)
+    log_inner: jax.Array  # (lanes, components): inner.log_error of what is used
+    log_cut: jax.Array  # log of a bound on |exp K(s + it)|, t >= cut
     cut: jax.Array
     above: tuple[jax.Array, jax.Array]  # (r, upper bound of K(r)) for the aliases above
     chernoff: tuple[jax.Array, jax.Array]  # the same for Chernoff's bound
@@ -124,57 +133,89 @@ def _counted(count: jax.Array, pair: SampledGaussianPair, each: jax.Array) -> ja
     return jnp.sum(jnp.where(used, count * jnp.where(used, each, 0.0), 0.0), 1)
 
 
-def _stack(*trees):
-    return jax.tree.map(lambda *a: jnp.concatenate(a), *trees)
+def _rise(real: cumulant.RealCumulant) -> jax.Array:
+    """How far K may lie above ``real.value``."""
+    return real.log_excess() + _PER_SIZE * float(jnp.finfo(real.value.dtype).epsneg) * real.size
 
 
-def fix_tilt(problem: Problem, plan: Plan, capacity: int) -> Tilt:
-    """Certified real cumulants at s and at the two r that bound tails, and the envelopes of the contour integrand."""
-    pair, count = problem.pair, problem.count
-    lanes = plan.s.shape[0]
-    gap = plan.s_grid - plan.s[:, None]
-    tail = plan.k_grid - plan.s_grid * plan.epsilon[:, None] + xlogx(plan.s_grid)
-    beyond = jnp.where(gap > 1e-3 * plan.s[:, None], tail - gap * plan.period[:, None], jnp.inf)
-    r_up, r_chernoff = pick(plan.s_grid, at_least(beyond)), pick(plan.s_grid, at_least(tail))
+def real_cumulant(pair: SampledGaussianPair, s: jax.Array) -> tuple[cumulant.Window, cumulant.RealCumulant]:
+    """Certified real cumulants of pairs at s (lanes,)."""
+    win = cumulant.window(pair, s)
+    step = jnp.maximum(cumulant.real_step(pair, s, 0 * pair.sigma), (win.high - win.low) / _MAX_X)
+    return win, cumulant.real(pair, s, win, step)
 
-    # s and both r in one batch: the program has these loops once
-    s3, pair3 = _stack(plan.s, r_up, r_chernoff), _stack(pair, pair, pair)
-    win3 = cumulant.window(pair3, s3)
-    step3 = jnp.maximum(cumulant.real_step(pair3, s3, 0 * pair3.sigma), (win3.high - win3.low) / _MAX_X)
-    real3 = cumulant.real(pair3, s3, win3, step3)
-    first = lambda tree: jax.tree.map(lambda a: a[:lanes], tree)
-    win, real = first(win3), first(real3)
-    unit = float(jnp.finfo(plan.s.dtype).epsneg)
-    rise = real3.log_excess() + _PER_SIZE * unit * real3.size
-    gauss3 = 0.5 * jnp.concatenate([problem.variance] * 3) * s3 * (1 + s3)
-    k_upper = (_counted(jnp.concatenate([count] * 3), pair3, real3.value + rise) + gauss3) * (1 + 1e-14)
 
-    cut = jnp.minimum(plan.nodes - 1, capacity - 1) * (2 * PI / plan.period)
-    fine = jnp.maximum(cumulant.real_step(pair, plan.s, plan.shift), (win.high - win.low) / _MAX_X)
-    up = cumulant.log_envelope(pair, plan.s, cut, plan.shift, win, fine)
-    own = cumulant.log_real_alias(pair, plan.s, fine, plan.shift)
-    up = jnp.logaddexp(up, real.value + rise[:lanes] + 0.5 * plan.shift**2 + own)
-    up = jnp.logaddexp(up, cumulant.log_tail_above(pair, plan.s, win, plan.shift))
-    up = jnp.minimum(up, real.value + rise[:lanes])
-    gauss = 0.5 * problem.variance * plan.s * (1 + plan.s)
-    log_cut = _counted(count, pair, up) + gauss - 0.5 * problem.variance * cut * cut
+def log_beyond(
+    pair: SampledGaussianPair, s: jax.Array, cut: jax.Array, shift: jax.Array, win: cumulant.Window, k_upper: jax.Array
+) -> jax.Array:
+    """Log of a bound on |exp K(s + it)|, t >= cut, by the integral over Im u = shift; (lanes, components)."""
+    fine = jnp.maximum(cumulant.real_step(pair, s, shift), (win.high - win.low) / _MAX_X)
+    up = cumulant.log_envelope(pair, s, cut, shift, win, fine)
+    own = cumulant.log_real_alias(pair, s, fine, shift)
+    up = jnp.logaddexp(up, k_upper + 0.5 * shift**2 + own)
+    up = jnp.logaddexp(up, cumulant.log_tail_above(pair, s, win, shift))
+    return jnp.minimum(up, k_upper)
 
+
+def along(
+    pair: SampledGaussianPair, plan: Plan, cut: jax.Array, win: cumulant.Window, real: cumulant.RealCumulant
+) -> Inner:
+    """The pairs along the contour of ``plan``, as far as t = cut."""
+    rise = _rise(real)
+    log_cut = log_beyond(pair, plan.s, cut, plan.shift, win, real.value + rise)
     # twice: phi - 1 is the difference of two sums
     step = jnp.maximum(plan.step, (win.high - win.low) / _MAX_X)
     beyond = cumulant.log_tail_above(pair, plan.s, win, plan.height) - real.value
     alias = cumulant.log_line_alias(pair, plan.s, jnp.maximum(cut, 0.0), plan.height, step)
-    log_inner = np.log(2.0) + jnp.logaddexp(jnp.logaddexp(alias, beyond), real.log_error)
-    log_inner = jnp.where(log_inner < -1.0, log_inner + rise[:lanes], 300.0)  # relative to the computed exp K
+    log_error = np.log(2.0) + jnp.logaddexp(jnp.logaddexp(alias, beyond), real.log_error)
+    log_error = jnp.where(log_error < -1.0, log_error + rise, 300.0)  # relative to the computed exp K
+    return Inner(win, plan.height, step, real, rise, log_error, log_cut)
+
+
+def bounding_tilts(plan: Plan, s_grid: jax.Array, k_grid: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Positions of the tilts of a grid with which Chernoff's bound is least: of what lies a period above, and of delta."""
+    gap = s_grid - plan.s[:, None]
+    tail = k_grid - s_grid * plan.epsilon[:, None] + xlogx(s_grid)
+    beyond = jnp.where(gap > 1e-3 * plan.s[:, None], tail - gap * plan.period[:, None], jnp.inf)
+    return at_least(beyond), at_least(tail)
+
+
+def composed_upper(problem: Problem, s: jax.Array, k_upper: jax.Array) -> jax.Array:
+    """An upper bound of the composition's K at s, from those of its pairs, (lanes, components)."""
+    gauss = 0.5 * problem.variance * s * (1 + s)
+    return (_counted(problem.count, problem.pair, k_upper) + gauss) * (1 + 1e-14)
+
+
+def composed(problem: Problem, plan: Plan, inner: Inner, cut: jax.Array, above: tuple, chernoff: tuple) -> Tilt:
+    """The composition of pairs along a contour."""
+    pair, count = problem.pair, problem.count
+    gauss = 0.5 * problem.variance * plan.s * (plan.s + 1)
+    log_cut = _counted(count, pair, inner.log_cut) + gauss - 0.5 * problem.variance * cut * cut
     return Tilt(
-        win, plan.height, step, real,
-        gauss + jnp.sum(count * real.value, 1),
-        gauss + jnp.sum(count * real.size, 1),
-        problem.variance * (plan.s + 0.5) + jnp.sum(count * real.mean, 1),
-        jnp.where((count > 0) & (pair.q > 0), log_inner, -jnp.inf),
-        log_cut, cut,
-        (r_up, k_upper[lanes : 2 * lanes]),
-        (r_chernoff, k_upper[2 * lanes :]),
+        inner,
+        gauss + jnp.sum(count * inner.real.value, 1),
+        gauss + jnp.sum(count * inner.real.size, 1),
+        problem.variance * (plan.s + 0.5) + jnp.sum(count * inner.real.mean, 1),
+        jnp.where((count > 0) & (pair.q > 0), inner.log_error, -jnp.inf),
+        log_cut, cut, above, chernoff,
     )  # fmt: skip
+
+
+def fix_tilt(problem: Problem, plan: Plan, capacity: int) -> Tilt:
+    """Certified real cumulants at s and at the two r that bound tails, and the envelopes of the contour integrand."""
+    pair = problem.pair
+    lanes = plan.s.shape[0]
+    r_up, r_chernoff = (pick(plan.s_grid, i) for i in bounding_tilts(plan, plan.s_grid, plan.k_grid))
+    # s and both r in one batch: the program has these loops once
+    three = jax.tree.map(lambda a: jnp.concatenate([a] * 3), problem)
+    s3 = jnp.concatenate([plan.s, r_up, r_chernoff])
+    win3, real3 = real_cumulant(three.pair, s3)
+    k_upper = composed_upper(three, s3, real3.value + _rise(real3))
+    first = lambda tree: jax.tree.map(lambda a: a[:lanes], tree)
+    cut = jnp.minimum(plan.nodes - 1, capacity - 1) * (2 * PI / plan.period)
+    pairs = along(pair, plan, cut, first(win3), first(real3))
+    above, chernoff = (r_up, k_upper[lanes : 2 * lanes]), (r_chernoff, k_upper[2 * lanes :])
+    return composed(problem, plan, pairs, cut, above, chernoff)
 
 
 def log_phi(moments: cumulant.Moments) -> tuple[jax.Array, jax.Array]:
@@ -228,27 +269,37 @@ def integrand(
     return weight, jnp.sum(count * angle, 1) + t * (tilt.mean - eps)[:, None] + kernel_angle
 
 
+def phi(pair: SampledGaussianPair, s: jax.Array, at: Block, inner: Inner) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(log modulus, argument) of the pairs' phi at the nodes, (lanes, components, nodes), and its spread."""
+    moments = cumulant.moments(pair, s, at.rows, at.across, inner.window, inner.height, inner.step, inner.real)
+    return *log_phi(moments), moments.spread
+
+
+def terms(
+    problem: Problem, plan: Plan, tilt: Tilt, t, half, log_modulus, angle
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """``integrand`` at plan.epsilon, and the log of the bound on each term's inner-quadrature error; (lanes, nodes)."""
+    count = problem.count[:, :, None]
+    weight, angles = integrand(problem, plan, tilt, t, half, log_modulus, angle, plan.epsilon)
+    error = tilt.log_inner[:, :, None]
+    raised = jnp.logaddexp(log_modulus, error)
+    log_inner = weight + jnp.sum(count * (raised - log_modulus), 1)
+    return weight, angles, log_inner + jnp.log(jnp.sum(count * jnp.exp(error - raised), 1) + TINY)
+
+
 def line(problem: Problem, plan: Plan, tilt: Tilt, capacity: int, block: int) -> Line:
     """Evaluates the integrand, ``block`` nodes at a time, as far as the slowest lane needs."""
     h = 2 * PI / plan.period
     lanes = plan.s.shape[0]
-    count = problem.count[:, :, None]
 
     def body(carry):
         start, log_weight, phase, log_inner, _ = carry
         at = block_nodes(plan, h, start, block)
-        moments = cumulant.moments(
-            problem.pair, plan.s, at.rows, at.across, tilt.window, tilt.height, tilt.step, tilt.real
-        )
-        log_modulus, angle = log_phi(moments)
-        weight, angles = integrand(problem, plan, tilt, at.t, at.log_half, log_modulus, angle, plan.epsilon)
-        error = tilt.log_inner[:, :, None]
-        raised = jnp.logaddexp(log_modulus, error)
-        inner = weight + jnp.sum(count * (raised - log_modulus), 1)
-        inner = inner + jnp.log(jnp.sum(count * jnp.exp(error - raised), 1) + TINY)
+        log_modulus, angle, spread = phi(problem.pair, plan.s, at, tilt.inner)
+        weight, angles, inner = terms(problem, plan, tilt, at.t, at.log_half, log_modulus, angle)
         put = lambda whole, part: lax.dynamic_update_slice(whole, part, (np.int32(0), start))
         done = put(log_weight, weight), put(phase, angles), put(log_inner, inner)
-        return start + np.int32(block), *done, jnp.sum(problem.count * moments.spread, 1)
+        return start + np.int32(block), *done, jnp.sum(problem.count * spread, 1)
 
     empty = jnp.full((lanes, capacity), -jnp.inf, plan.s.dtype)
     used = jnp.minimum(jnp.max(plan.nodes), capacity)
@@ -363,7 +414,7 @@ def certify(problem: Problem, plan: Plan, tilt: Tilt, on: Line, eps: jax.Array, 
     truncation = jnp.where(tilt.cut > 0, _finite_exp(log_cut), jnp.inf)
 
     scale = _finite_exp(log_scale(plan, tilt, eps))
-    real_error = _counted(problem.count, problem.pair, tilt.real.log_excess())
+    real_error = _counted(problem.count, problem.pair, tilt.inner.real.log_excess())
     inner = scale * jnp.sum(jnp.exp(on.log_inner), 1) + jnp.abs(at.total) * jnp.expm1(jnp.minimum(real_error, 1.0))
     inner = jnp.where((real_error < 1) & jnp.all(tilt.log_inner < 0, 1), inner, jnp.inf)
 
@@ -450,10 +501,16 @@ def evaluate(
       capacity: the most nodes that any lane may use, a power of two.
       block: how many contour nodes are evaluated at once, a power of two.
     """
+    tilt = fix_tilt(problem, plan, capacity)
+    return ends(problem, plan, tilt, line(problem, plan, tilt, capacity, block), given, old, tol, unknown=unknown)
+
+
+def ends(
+    problem: Problem, plan: Plan, tilt: Tilt, on: Line, given: jax.Array, old: Ends, tol: ArrayLike, *, unknown: str
+) -> Solution:
+    """``evaluate``, once the integrand is."""
     for_epsilon = unknown == "epsilon"
     unit = float(jnp.finfo(given.dtype).epsneg)
-    tilt = fix_tilt(problem, plan, capacity)
-    on = line(problem, plan, tilt, capacity, block)
     eps = solve_epsilon(plan, tilt, on) if for_epsilon else plan.epsilon
     at = jax.tree.map(lambda a: a[:, 0], sums(plan, tilt, on, eps[:, None]))
     c = certify(problem, plan, tilt, on, eps, at)
@@ -490,7 +547,7 @@ def evaluate(
         converged=converged,
         cancelled=limited,
         settled=converged | limited | (moved < 0.1),
-        nodes=jnp.minimum(plan.nodes, capacity),
+        nodes=jnp.minimum(plan.nodes, on.t.shape[-1]),
         plan=plan,
         certificate=c,
     )
