@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax import _sensitivity, contour
+from dpjax import _sensitivity, _shared, contour
+from dpjax._chunks import in_chunks, take
 from dpjax._differentiable import twice_differentiable
 from dpjax._plan import MANY, Plan, Problem
+from dpjax.contour import Answer
 from dpjax.pairs import SampledGaussianPair
 
 _CHUNK = 32  # lanes that run in one loop under tracing; more would wait for the slowest
-_SIZES = (2, 32)  # what concrete batches are padded to, so that few programs are compiled
 _BLOCK, _TRACED_BLOCK = 1024, 256  # contour nodes evaluated at once
-
-
-class Answer(NamedTuple):
-    """(lanes,) each: certified ends, estimate, flags and the number of contour nodes."""
-
-    lower: Any
-    estimate: Any
-    upper: Any
-    converged: Any
-    cancelled: Any
-    nodes: Any
 
 
 class Settings(NamedTuple):
@@ -51,17 +39,9 @@ def _empty(given: np.ndarray) -> Answer:
     return Answer(*contour.start(given), np.zeros(lanes, bool), np.zeros(lanes, bool), np.zeros(lanes))
 
 
-def _take(tree: Any, index: Any) -> Any:
-    return jax.tree.map(lambda a: a[index], tree)
-
-
 def _put(whole: tuple, index: np.ndarray, part: tuple) -> None:
     for a, b in zip(whole, part, strict=True):
         a[index] = b
-
-
-def _pack(found: contour.Solution) -> Answer:
-    return Answer(found.lower, found.estimate, found.upper, found.converged, found.cancelled, found.nodes)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -80,7 +60,7 @@ def _evaluate(settings: Settings, constants: tuple, xs: tuple, order: int) -> tu
             problem, given, tol=settings.tol, unknown=settings.unknown, capacity=capacity, block=block
         )
         if order == 0:
-            return _pack(found), None
+            return found.answer(), None
         eps = found.estimate if settings.unknown == "epsilon" else given
         derivatives = _sensitivity.of_log_delta(problem, found.plan, eps, order, capacity, block)
         if settings.unknown == "epsilon":
@@ -88,7 +68,7 @@ def _evaluate(settings: Settings, constants: tuple, xs: tuple, order: int) -> tu
         # clipped at 0, or a loss that cannot reach so far: constant
         flat = (found.estimate <= 0) if settings.unknown == "epsilon" else jnp.isneginf(found.estimate)
         still = lambda d: jnp.where(flat.reshape(flat.shape + (1,) * (d.ndim - 1)), 0.0, d)
-        return _pack(found), jax.tree.map(still, derivatives)
+        return found.answer(), jax.tree.map(still, derivatives)
 
     problem = Problem(variance, SampledGaussianPair(sigma, q, sign, alpha, beta), count)
     size = 1 if lanes <= 2 else min(_CHUNK, lanes)
@@ -151,37 +131,12 @@ def _plan(problem: Problem, epsilon, log_delta, tol, thorough, *, capacity: int)
 @partial(jax.jit, static_argnames=("unknown", "capacity", "block"))
 def _pass(problem: Problem, plan: Plan, given, old: contour.Ends, tol, **static):
     found = contour.evaluate(problem, plan, given, old, tol, **static)
-    return _pack(found), found.settled
-
-
-def _in_chunks(function: Callable, arguments: Any, difficulty: np.ndarray) -> Any:
-    """``function`` of lanes, run over chunks of similar difficulty in two threads; trees of NumPy arrays."""
-    lanes = difficulty.shape[0]
-    leaves = jax.tree.leaves(arguments)
-    wide = any(leaf.ndim > 1 and leaf.shape[1] > 64 for leaf in leaves)  # a schedule is a batch by itself
-    size = _SIZES[0] if wide or lanes <= _SIZES[0] else _SIZES[1]
-    order = np.argsort(difficulty, kind="stable")
-    pieces = [order[i : i + size] for i in range(0, lanes, size)]
-
-    # the threads below have settings of their own
-    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-
-    def run(piece):
-        index = np.concatenate([piece, np.repeat(piece[:1], size - len(piece))])
-        with jax.enable_x64(True), jax.default_device(device):
-            return jax.tree.map(np.asarray, function(_take(arguments, index)))
-
-    found = [run(pieces[0])]  # compiles once, before the threads start
-    if len(pieces) > 1:
-        with ThreadPoolExecutor(2) as pool:
-            found += pool.map(run, pieces[1:])
-    kept = [_take(part, slice(len(piece))) for piece, part in zip(pieces, found, strict=True)]
-    return _take(jax.tree.map(lambda *a: np.concatenate(a), *kept), np.argsort(order))
+    return found.answer(), found.settled
 
 
 def _plan_lanes(problem: Problem, epsilon, log_delta, thorough: np.ndarray, tol: np.ndarray, capacity: int) -> Plan:
     arguments = problem, epsilon, log_delta, tol, thorough
-    return _in_chunks(lambda a: _plan(*a, capacity=capacity), arguments, _difficulty(problem))
+    return in_chunks(lambda a: _plan(*a, capacity=capacity), arguments, _difficulty(problem))
 
 
 def _pass_lanes(settings: Settings, capacity: int, problem: Problem, plan: Plan, given: np.ndarray, old: contour.Ends):
@@ -191,35 +146,50 @@ def _pass_lanes(settings: Settings, capacity: int, problem: Problem, plan: Plan,
     for size, lanes in ((MANY, few), (capacity, ~few)):
         which = np.flatnonzero(lanes)
         if which.size:
-            arguments = _take((problem, plan, given, old, np.full(given.shape[0], settings.tol)), which)
+            arguments = take((problem, plan, given, old, np.full(given.shape[0], settings.tol)), which)
             cost = np.minimum(plan.nodes[which], size) * 1e-3 + 1 / np.min(plan.step[which], -1, initial=1.0)
             step = partial(_pass, unknown=settings.unknown, capacity=size, block=min(_BLOCK, size))
-            found, settled[which] = _in_chunks(lambda a, step=step: step(*a), arguments, cost)
+            found, settled[which] = in_chunks(lambda a, step=step: step(*a), arguments, cost)
             _put(answer, which, found)
     return answer, settled
 
 
 def solve_concrete(settings: Settings, problem: Problem, given: np.ndarray) -> Answer:
-    """The contour engine on lanes of numbers (NumPy arrays, float64 enabled by the caller).
+    """The contour engine on lanes of numbers (NumPy arrays, float64 enabled by the caller)."""
+    problem = jax.tree.map(lambda a: np.asarray(a, np.float64), problem)
+    shared = _shared.families(problem)
+    if shared is None:
+        return _each_alone(settings, problem, given)
+    answer = _shared.solve(problem, given, settings.tol, settings.unknown, shared)
+    rest = np.flatnonzero(~answer.converged)
+    if rest.size:
+        first, alone = take(answer, rest), _each_alone(settings, *take((problem, given), rest))
+        lower, upper = np.maximum(first.lower, alone.lower), np.minimum(first.upper, alone.upper)
+        estimate = np.clip(alone.estimate, lower, upper)
+        _put(answer, rest, alone._replace(lower=lower, estimate=estimate, upper=upper))
+    return Answer(*contour.limits(problem, given, contour.Ends(*answer[:3]), settings.unknown), *answer[3:])
+
+
+def _each_alone(settings: Settings, problem: Problem, given: np.ndarray) -> Answer:
+    """Lanes with a contour of their own.
 
     A contour is planned for every lane first; lanes are then evaluated beside others that need as many nodes.
     """
     for_epsilon = settings.unknown == "epsilon"
     lanes, capacity = given.shape[0], _capacity(settings)
-    problem = jax.tree.map(lambda a: np.asarray(a, np.float64), problem)
     answer, none = _empty(given), np.full(lanes, np.nan)
     epsilon, log_delta = (none, given.copy()) if for_epsilon else (given.copy(), none)
     todo, thorough, tols = np.arange(lanes), np.zeros(lanes, bool), np.full(lanes, settings.tol)
     for number in range(contour.PASSES):
-        part, asked, eps, log_d, far, tol = _take((problem, given, epsilon, log_delta, thorough, tols), todo)
+        part, asked, eps, log_d, far, tol = take((problem, given, epsilon, log_delta, thorough, tols), todo)
         plan = _plan_lanes(part, eps, log_d, far, tol, capacity)
         many = np.flatnonzero(plan.nodes > MANY)
         if number == 0 and many.size:
             # there the saddle-point guess is off by orders of magnitude: a rough pass first
             thorough[many] = True
-            sparse, eps, log_d, far, rough = _take((part, eps, log_d, thorough, np.maximum(tol, contour.ROUGH)), many)
+            sparse, eps, log_d, far, rough = take((part, eps, log_d, thorough, np.maximum(tol, contour.ROUGH)), many)
             _put(plan, many, _plan_lanes(sparse, eps, log_d, far, rough, capacity))
-        old = contour.Ends(*_take(answer[:3], todo))
+        old = contour.Ends(*take(answer[:3], todo))
         found, settled = _pass_lanes(settings, capacity, part, plan, asked, old)
         _put(answer, todo, found)
         planned = plan.epsilon if for_epsilon else plan.log_delta

@@ -119,7 +119,7 @@ def _moments(problem: Problem, u: jax.Array, nodes: cumulant.Nodes, log_n: jax.A
     )
 
 
-def _saddle(s, k, k1, k2):
+def saddle(s, k, k1, k2):
     """epsilon whose saddle is s, and the saddle-point value of log delta there."""
     eps = k1 - 1 / s - 1 / (1 + s)
     curvature = k2 + 1 / s**2 + 1 / (1 + s) ** 2
@@ -155,7 +155,7 @@ def choose(problem: Problem, epsilon: jax.Array, log_delta: jax.Array, tol: jax.
     def refine(i, carry):
         s = carry[0]
         k, k1, k2 = _moments(problem, u, nodes, log_n, s)
-        eps_s, log_s = _saddle(s, k, k1, k2)
+        eps_s, log_s = saddle(s, k, k1, k2)
         after = first_true(jnp.where(no_epsilon[:, None], log_s < log_delta[:, None], eps_s > epsilon[:, None]))
         return jnp.where(i == 0, pick(s, after)[:, None] * _AROUND, s), k, k2, eps_s, log_s, after
 
@@ -164,6 +164,15 @@ def choose(problem: Problem, epsilon: jax.Array, log_delta: jax.Array, tol: jax.
     start = (wide, zero, zero, zero, zero, jnp.zeros((lanes,), jnp.int32))
     s, k, k2, eps_s, log_s, after = lax.fori_loop(np.int32(0), np.int32(2), refine, start)
 
+    return contours(pair, epsilon, log_delta, tol, s, k, k2, eps_s, log_s, after)
+
+
+def contours(pair: SampledGaussianPair, epsilon, log_delta, tol, s, k, k2, eps_s, log_s, after: jax.Array) -> Plan:
+    """The plan on a grid of tilts s, with K and K'' there and what ``saddle`` makes of them; (lanes, grid).
+
+    ``after`` (lanes,) is the first tilt beyond the saddle of ``epsilon`` or ``log_delta``, of which one may be NaN.
+    """
+    no_epsilon, no_delta = jnp.isnan(epsilon), jnp.isnan(log_delta)
     # the unknown one, between the last tilt before the known one and the first beyond it
     before = jnp.maximum(after - 1, 0)
     e0, e1, l0, l1 = pick(eps_s, before), pick(eps_s, after), pick(log_s, before), pick(log_s, after)
@@ -173,7 +182,7 @@ def choose(problem: Problem, epsilon: jax.Array, log_delta: jax.Array, tol: jax.
     log_d = jnp.where(no_delta, jnp.minimum(l0 + part * (l1 - l0), 0.0), log_delta)
 
     exponent = k - s * eps[:, None]
-    unit = 32 * float(jnp.finfo(u.dtype).epsneg)  # the rounding of an average term, about
+    unit = 32 * float(jnp.finfo(s.dtype).epsneg)  # the rounding of an average term, about
     log_height = -0.5 * jnp.log(4 * s * (1 + s))
     log_c = jnp.maximum(exponent + log_height - log_d[:, None], 0.0)
     # what each tilt can reach: tol, or its own rounding error
@@ -194,7 +203,7 @@ def choose(problem: Problem, epsilon: jax.Array, log_delta: jax.Array, tol: jax.
     gauss_t = jnp.sqrt(2 * jnp.maximum(exponent - log_target, 1.0) / (k2 + TINY))
     price = jnp.where(jnp.isfinite(period), _PRICE * (reach - jnp.min(reach, 1, keepdims=True)), jnp.inf)
     index = at_least(price + jnp.log(period * gauss_t))
-    nothing, empty = jnp.zeros((lanes,), u.dtype), jnp.zeros_like(pair.sigma)
+    nothing, empty = jnp.zeros_like(eps), jnp.zeros_like(pair.sigma)
     return Plan(
         eps, log_d, s, k, log_target, period, price, log_c, gauss_t,
         index, nothing, nothing, nothing + jnp.inf, empty, empty, empty,

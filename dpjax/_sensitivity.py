@@ -81,7 +81,7 @@ def of_log_delta(problem: Problem, plan: Plan, eps: jax.Array, order: int, capac
 
     def body(carry):
         start, value, gradient, hessian = carry
-        at = contour.block_nodes(plan, h, start, block)
+        at = contour.block_nodes(plan.nodes, h, start, block)
         t = at.t
         moments = cumulant.moments(
             problem.pair, plan.s, at.rows, at.across, tilt.inner.window, tilt.inner.height, tilt.inner.step,

@@ -69,6 +69,17 @@ class Ends(NamedTuple):
     upper: jax.Array
 
 
+class Answer(NamedTuple):
+    """(lanes,) each: certified ends, estimate, flags and the number of contour nodes."""
+
+    lower: Any
+    estimate: Any
+    upper: Any
+    converged: Any
+    cancelled: Any
+    nodes: Any
+
+
 class Solution(NamedTuple):
     """What a pass found: ``Ends``, whether they are as narrow as asked, and how; (lanes,)."""
 
@@ -81,6 +92,10 @@ class Solution(NamedTuple):
     nodes: jax.Array
     plan: Plan
     certificate: Certificate
+
+    def answer(self) -> Answer:
+        """Without plan and certificate."""
+        return Answer(*(getattr(self, name) for name in Answer._fields))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -104,11 +119,10 @@ class Line(NamedTuple):
 class Inner(NamedTuple):
     """Pairs along a contour, however often each is used: windows, real cumulant, bounds; (lanes, components)."""
 
-    window: cumulant.Window
     height: jax.Array  # of the line of the inner nodes, and their spacing
     step: jax.Array
+    window: cumulant.Window
     real: cumulant.RealCumulant
-    rise: jax.Array  # K(s) is at most real.value + rise
     log_error: jax.Array  # log relative error of exp K(s + it), t up to the cutoff
     log_cut: jax.Array  # log of a bound on |exp K(s + it)|, t >= cutoff
 
@@ -128,12 +142,13 @@ class Tilt(NamedTuple):
 
 
 def _counted(count: jax.Array, pair: SampledGaussianPair, each: jax.Array) -> jax.Array:
-    """The sum over components of count * each, which may be infinite where nothing is counted; (lanes,)."""
-    used = (count > 0) & (pair.q > 0)
+    """The sum over components of count * each, which may be infinite where nothing is counted; (lanes, *axes of each)."""
+    lift = lambda a: a.reshape(a.shape + (1,) * (each.ndim - 2))
+    used, count = lift((count > 0) & (pair.q > 0)), lift(count)
     return jnp.sum(jnp.where(used, count * jnp.where(used, each, 0.0), 0.0), 1)
 
 
-def _rise(real: cumulant.RealCumulant) -> jax.Array:
+def rise(real: cumulant.RealCumulant) -> jax.Array:
     """How far K may lie above ``real.value``."""
     return real.log_excess() + _PER_SIZE * float(jnp.finfo(real.value.dtype).epsneg) * real.size
 
@@ -146,9 +161,15 @@ def real_cumulant(pair: SampledGaussianPair, s: jax.Array) -> tuple[cumulant.Win
 
 
 def log_beyond(
-    pair: SampledGaussianPair, s: jax.Array, cut: jax.Array, shift: jax.Array, win: cumulant.Window, k_upper: jax.Array
+    pair: SampledGaussianPair,
+    s: jax.Array,
+    cut: jax.Array,
+    shift: jax.Array,
+    win: cumulant.Window,
+    real: cumulant.RealCumulant,
 ) -> jax.Array:
     """Log of a bound on |exp K(s + it)|, t >= cut, by the integral over Im u = shift; (lanes, components)."""
+    k_upper = real.value + rise(real)
     fine = jnp.maximum(cumulant.real_step(pair, s, shift), (win.high - win.low) / _MAX_X)
     up = cumulant.log_envelope(pair, s, cut, shift, win, fine)
     own = cumulant.log_real_alias(pair, s, fine, shift)
@@ -158,18 +179,23 @@ def log_beyond(
 
 
 def along(
-    pair: SampledGaussianPair, plan: Plan, cut: jax.Array, win: cumulant.Window, real: cumulant.RealCumulant
+    pair: SampledGaussianPair,
+    s: jax.Array,
+    cut: jax.Array,
+    height: jax.Array,
+    step: jax.Array,
+    win: cumulant.Window,
+    real: cumulant.RealCumulant,
+    log_cut: jax.Array,
 ) -> Inner:
-    """The pairs along the contour of ``plan``, as far as t = cut."""
-    rise = _rise(real)
-    log_cut = log_beyond(pair, plan.s, cut, plan.shift, win, real.value + rise)
+    """The pairs along the contour at s, as far as t = cut; ``log_cut`` is that of ``log_beyond``."""
     # twice: phi - 1 is the difference of two sums
-    step = jnp.maximum(plan.step, (win.high - win.low) / _MAX_X)
-    beyond = cumulant.log_tail_above(pair, plan.s, win, plan.height) - real.value
-    alias = cumulant.log_line_alias(pair, plan.s, jnp.maximum(cut, 0.0), plan.height, step)
+    step = jnp.maximum(step, (win.high - win.low) / _MAX_X)
+    beyond = cumulant.log_tail_above(pair, s, win, height) - real.value
+    alias = cumulant.log_line_alias(pair, s, jnp.maximum(cut, 0.0), height, step)
     log_error = np.log(2.0) + jnp.logaddexp(jnp.logaddexp(alias, beyond), real.log_error)
-    log_error = jnp.where(log_error < -1.0, log_error + rise, 300.0)  # relative to the computed exp K
-    return Inner(win, plan.height, step, real, rise, log_error, log_cut)
+    log_error = jnp.where(log_error < -1.0, log_error + rise(real), 300.0)  # relative to the computed exp K
+    return Inner(height, step, win, real, log_error, log_cut)
 
 
 def bounding_tilts(plan: Plan, s_grid: jax.Array, k_grid: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -181,8 +207,8 @@ def bounding_tilts(plan: Plan, s_grid: jax.Array, k_grid: jax.Array) -> tuple[ja
 
 
 def composed_upper(problem: Problem, s: jax.Array, k_upper: jax.Array) -> jax.Array:
-    """An upper bound of the composition's K at s, from those of its pairs, (lanes, components)."""
-    gauss = 0.5 * problem.variance * s * (1 + s)
+    """An upper bound of the composition's K at s (lanes, *axes), from those of its pairs, (lanes, components, *axes)."""
+    gauss = 0.5 * problem.variance.reshape((-1,) + (1,) * (s.ndim - 1)) * s * (1 + s)
     return (_counted(problem.count, problem.pair, k_upper) + gauss) * (1 + 1e-14)
 
 
@@ -210,10 +236,12 @@ def fix_tilt(problem: Problem, plan: Plan, capacity: int) -> Tilt:
     three = jax.tree.map(lambda a: jnp.concatenate([a] * 3), problem)
     s3 = jnp.concatenate([plan.s, r_up, r_chernoff])
     win3, real3 = real_cumulant(three.pair, s3)
-    k_upper = composed_upper(three, s3, real3.value + _rise(real3))
+    k_upper = composed_upper(three, s3, real3.value + rise(real3))
     first = lambda tree: jax.tree.map(lambda a: a[:lanes], tree)
     cut = jnp.minimum(plan.nodes - 1, capacity - 1) * (2 * PI / plan.period)
-    pairs = along(pair, plan, cut, first(win3), first(real3))
+    win, real = first(win3), first(real3)
+    log_cut = log_beyond(pair, plan.s, cut, plan.shift, win, real)
+    pairs = along(pair, plan.s, cut, plan.height, plan.step, win, real, log_cut)
     above, chernoff = (r_up, k_upper[lanes : 2 * lanes]), (r_chernoff, k_upper[2 * lanes :])
     return composed(problem, plan, pairs, cut, above, chernoff)
 
@@ -246,13 +274,13 @@ class Block(NamedTuple):
     log_half: jax.Array
 
 
-def block_nodes(plan: Plan, h: jax.Array, start: jax.Array, size: int) -> Block:
-    """The nodes from number ``start`` on; ``size`` is a power of two."""
+def block_nodes(nodes: jax.Array, h: jax.Array, start: jax.Array, size: int) -> Block:
+    """The nodes from number ``start`` on of contours with ``nodes`` (lanes,) in all; ``size`` is a power of two."""
     wide = 1 << (size.bit_length() // 2)
     n = start + np.arange(size, dtype=np.int32)
     at = lambda number: number.astype(h.dtype) * h[:, None]
     half = jnp.where(n == 0, np.log(0.5), 0.0)
-    inside = n.astype(h.dtype) < plan.nodes[:, None]
+    inside = n.astype(h.dtype) < nodes[:, None]
     return Block(at(n[::wide]), at(jnp.arange(wide, dtype=np.int32)), at(n), jnp.where(inside, half, -jnp.inf))
 
 
@@ -294,7 +322,7 @@ def line(problem: Problem, plan: Plan, tilt: Tilt, capacity: int, block: int) ->
 
     def body(carry):
         start, log_weight, phase, log_inner, _ = carry
-        at = block_nodes(plan, h, start, block)
+        at = block_nodes(plan.nodes, h, start, block)
         log_modulus, angle, spread = phi(problem.pair, plan.s, at, tilt.inner)
         weight, angles, inner = terms(problem, plan, tilt, at.t, at.log_half, log_modulus, angle)
         put = lambda whole, part: lax.dynamic_update_slice(whole, part, (np.int32(0), start))
@@ -330,10 +358,10 @@ def _finite_exp(x: jax.Array) -> jax.Array:
 
 
 def _pairwise_sum(terms: jax.Array) -> jax.Array:
-    """Sums the last axis, a power of two, by halves: an error of log2(length) ulp instead of length."""
+    """Sums the last axis by halves: an error of log2(length) ulp instead of length."""
     while terms.shape[-1] > 1:
         half = terms.shape[-1] // 2
-        terms = terms[..., :half] + terms[..., half:]
+        terms = jnp.concatenate([terms[..., :half] + terms[..., half : 2 * half], terms[..., 2 * half :]], -1)
     return terms[..., 0]
 
 
