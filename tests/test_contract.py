@@ -60,7 +60,7 @@ def test_shapes_broadcast():
         (lambda: dpsgd(-1.0, 0.01, 10), "noise_multiplier = -1.0"),
         (lambda: dpsgd(1.0, 1.5, 10), "sampling_probability = 1.5"),
         (lambda: dpsgd(1.0, [0.1, -0.5], 10), r"sampling_probability\[1\] = -0.5"),
-        (lambda: dpsgd(1.0, 0.01, float("nan")), "count = nan"),
+        (lambda: dpsgd(1.0, 0.01, float("nan")), "steps = nan"),
         (lambda: dpjax.epsilon(dpsgd(1.0, 0.01, 10), delta=2.0), "delta = 2.0"),
         (lambda: dpjax.epsilon(jax.tree.map(lambda x: -x, dpsgd(1.0, 0.01, 10)), delta=0.1), "count = -10.0"),
     ],
