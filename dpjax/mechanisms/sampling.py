@@ -13,7 +13,6 @@ from dpjax._pytree import node
 from dpjax.mechanisms._base import Mechanism, SelfComposed, require_mechanism
 from dpjax.mechanisms.noise import Gaussian
 
-
 _PROBABILITY = "a batch size becomes one when it is divided by the dataset size, as dpsgd_from_training does"
 
 
