@@ -68,7 +68,7 @@ def compare(
     rows = {}
     for name, epsilon in found.items():
         up = not name.startswith("at least")
-        more = f"   {epsilon / exact:.4g} times" if up and 0 < exact < math.inf and epsilon != exact else ""
+        more = f"   {epsilon / exact:#.4g} times" if up and 0 < exact < math.inf and epsilon != exact else ""
         rows[name] = rounded(epsilon, up=up) + more
     print_table(rows, bold_first=True)
 
