@@ -7,23 +7,27 @@ outputs in the notebooks themselves, too, for those who read them elsewhere; nam
 import argparse
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 from traitlets.config import Config
 
 FOLDER = Path(__file__).resolve().parent
 SITE = FOLDER.parent / "docs" / "notebooks"
-PIPES = Config() if os.name == "nt" else Config({"KernelManager": {"transport": "ipc"}})  # no open port
 
 
 def execute(path: Path):
     """The notebook at ``path`` with fresh outputs, without what differs between two runs of the same code."""
     notebook = nbformat.read(path, as_version=4)
-    where = {"metadata": {"path": str(FOLDER)}}
-    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where, config=PIPES).execute()
+    options = {"timeout": 600, "startup_timeout": 300, "kernel_name": "python3"}
+    with tempfile.TemporaryDirectory() as folder:
+        if os.name != "nt":  # sockets in a folder of our own instead of open ports
+            options["config"] = Config({"KernelManager": {"transport": "ipc", "ip": os.path.join(folder, "kernel")}})
+        NotebookClient(notebook, resources={"metadata": {"path": str(FOLDER)}}, **options).execute()
     notebook.metadata.pop("widgets", None)
     notebook.metadata.language_info = {"name": "python"}
     for cell in notebook.cells:
@@ -43,7 +47,11 @@ def main() -> None:
     SITE.mkdir(exist_ok=True)
     for path in arguments.names or sorted(FOLDER.glob("*.ipynb")):
         began = time.perf_counter()
-        notebook = execute(path)
+        try:
+            notebook = execute(path)
+        except CellExecutionError as error:
+            print(f"{path.name}: {error}", flush=True)
+            os._exit(1)  # the client's exit hook would add a traceback of its own
         for target in [SITE / path.name, *([path] if arguments.store else [])]:
             nbformat.write(notebook, target)
         size = (SITE / path.name).stat().st_size / 1024
