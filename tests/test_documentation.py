@@ -95,7 +95,9 @@ def test_commands_print_what_is_shown(page, tmp_path, monkeypatch):
         for line, shown in session:
             printed = console(line)
             commands |= set(re.findall(r"dpjax (\w+) ?", line))
-            assert doctest.OutputChecker().check_output(shown, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE), f"{line}\n{printed}"
+            assert doctest.OutputChecker().check_output(
+                shown, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+            ), f"{line}\n{printed}"
     if page == "docs/command_line.md":
         assert commands == {c.name or c.callback.__name__ for c in cli.app.registered_commands}
 
