@@ -81,7 +81,10 @@ def test_third_derivatives_are_refused():
 def test_without_noise_epsilon_is_infinite_from_both_sides(make):
     bounds = dpjax.epsilon_bounds(make(0.0), 1e-5)
     assert bounds.lower == bounds.estimate == bounds.upper == np.inf
-    assert np.isinf(dpjax.epsilon(make([0.0, 1.0]), 1e-5)).tolist() == [True, False]
+
+
+def test_without_noise_in_a_batch():
+    assert np.isinf(dpjax.epsilon(dpjax.Laplace([0.0, 1.0]), 1e-5)).tolist() == [True, False]
 
 
 def test_a_large_loss_is_told_apart():
