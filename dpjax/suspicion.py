@@ -39,6 +39,7 @@ class SuspiciousInputWarning(UserWarning):
       >>> import warnings
       >>> import dpjax
       >>> with warnings.catch_warnings(record=True) as questions:
+      ...     warnings.simplefilter("always")
       ...     run = dpjax.dpsgd(noise_multiplier=0.0043, sampling_probability=0.01, steps=1000)
       >>> print(str(questions[0].message).partition(":")[0])
       noise multiplier 0.0043 is small
