@@ -49,13 +49,15 @@ _VERSIONED = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks the tests of formulas, and the slow pages."""
+    """Marks the tests of formulas, the slow pages, and who may ask suspicious questions."""
     for item in items:
         path = item.path.relative_to(config.rootpath).as_posix()
         if not path.startswith(_VERSIONED):
             item.add_marker(pytest.mark.formula)
         if path in _SLOW_PAGES:
             item.add_marker(pytest.mark.slow)
+        if path.startswith("tests/"):  # which ask about extremes; an example that is questioned fails
+            item.add_marker(pytest.mark.filterwarnings("ignore::dpjax.SuspiciousInputWarning"))
 
 
 @pytest.fixture(autouse=True, scope="module")

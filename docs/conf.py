@@ -8,13 +8,15 @@ project = "dpjax"
 author = copyright = "The dpjax authors"
 version = release = dpjax.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx.ext.viewcode"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"dpjax {release}"
 
 myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3
+nb_execution_mode = "off"  # notebooks/execute.py has done it
+nb_merge_streams = True
 suppress_warnings = ["myst.header"]  # an included file starts below the page's own title
 
 autodoc_member_order = "bysource"
@@ -43,6 +45,14 @@ def _as_restructured_text(app, what, name, obj, options, lines):
     lines[:] = text.rstrip("\n").split("\n")
 
 
+def _notebooks_of_the_site(app, docname, source):
+    """Pages and notebooks link to each other in the checkout; the executed notebooks are beside the pages."""
+    if docname.startswith("notebooks/"):
+        source[0] = source[0].replace("](../docs/", "](../")
+    source[0] = re.sub(r"\]\((?:\.\./)+notebooks/", "](" + "../" * docname.count("/") + "notebooks/", source[0])
+
+
 def setup(app):
     """Registers what is above."""
+    app.connect("source-read", _notebooks_of_the_site)
     app.connect("autodoc-process-docstring", _as_restructured_text, priority=100)

@@ -72,6 +72,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax.representations import renyi as renyi
     from dpjax.representations import tradeoff as tradeoff
     from dpjax.representations import true_positive_rate as true_positive_rate
+    from dpjax.suspicion import SuspiciousInputWarning as SuspiciousInputWarning
     from dpjax.sweeps import sweep as sweep
     from dpjax.table import Table as Table
     from dpjax.training_run import TrainingRun as TrainingRun
@@ -133,6 +134,7 @@ _HOME = {  # None: the name is that of a module
     "ShuffledBatches": "mechanisms",
     "statement": "reporting",
     "Status": "accounting",
+    "SuspiciousInputWarning": "suspicion",
     "sweep": "sweeps",
     "Table": "table",
     "tradeoff": "representations",

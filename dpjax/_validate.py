@@ -74,8 +74,9 @@ def in_range(
     integral: bool = False,
     low_open: bool = False,
     high_open: bool = False,
+    advice: str = "",
 ) -> None:
-    """Raises ValueError unless every element of a concrete ``x`` lies between ``low`` and ``high``."""
+    """Raises ValueError unless every element of a concrete ``x`` lies between ``low`` and ``high``; ``advice`` ends its message."""
     if is_traced(x):
         masks = _MASKS.get()
         if masks is not None:
@@ -94,10 +95,9 @@ def in_range(
     if not bad.any():
         return
     index = np.unravel_index(int(np.argmax(bad)), array.shape) if array.ndim else ()
-    where = f"{name}[{', '.join(map(str, index))}]" if array.ndim else name
-    raise ValueError(
-        f"{where} = {float(array[index])!r}, but it must be {_allowed(low, high, low_open, high_open, integral)}."
-    )
+    where = f"{name}[{', '.join(map(str, index))}]" if array.size > 1 else name
+    allowed = _allowed(low, high, low_open, high_open, integral)
+    raise ValueError(f"{where} = {float(array[index])!r}, but it must be {allowed}{f': {advice}' if advice else ''}.")
 
 
 def at_most(name: str, x: Any, limit_name: str, limit: Any) -> None:
@@ -112,6 +112,8 @@ def at_most(name: str, x: Any, limit_name: str, limit: Any) -> None:
     except (TypeError, ValueError):  # a placeholder put there by a tree transformation
         return
     if too_large.any():
+        first = int(np.argmax(too_large))
+        x, limit = (float(np.broadcast_to(a, too_large.shape).flat[first]) for a in (x, limit))
         raise ValueError(f"{name} = {x!r}, but it must be at most {limit_name} = {limit!r}.")
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from dpjax import _by_laws, _lanes, _order, _precision, _validate, closed_form, composition
+from dpjax import _by_laws, _lanes, _order, _precision, _validate, closed_form, composition, suspicion
 from dpjax._plan import Problem, largest_loss, log_touched
 from dpjax.laws import check_adjacency
 from dpjax.mechanisms import COMPOSITIONS, Adjacency, Mechanism, attained, known_by_parameters
@@ -69,12 +69,22 @@ class Bounds(NamedTuple):
     nodes: Any
 
     def __repr__(self) -> str:
-        if any(np.ndim(x) or _validate.is_traced(x) for x in self):
+        if any(map(_validate.is_traced, self)):
             return "Bounds(" + ", ".join(f"{n}={x!r}" for n, x in zip(self._fields, self, strict=True)) + ")"
+        if any(map(np.ndim, self)):
+            numbers = [f"{n}={np.asarray(x)!r}" for n, x in zip(self._fields, self[:3], strict=False)]
+            codes = f"status={_names(Status, self.status)}, method={_names(Method, self.method)}"
+            return ", ".join(["Bounds(" + numbers[0], *numbers[1:], codes, f"nodes={np.asarray(self.nodes).tolist()})"])
         return (
             f"Bounds(lower={float(self.lower)!r}, estimate={float(self.estimate)!r}, upper={float(self.upper)!r}, "
             f"status={Status(int(self.status)).name}, method={Method(int(self.method)).name}, nodes={int(self.nodes)})"
         )
+
+
+def _names(kind: type[enum.IntEnum], codes: Any) -> str:
+    """What an array of codes says: one name if it is everywhere the same."""
+    names = np.vectorize(lambda code: kind(code).name, otypes=[object])(np.asarray(codes))
+    return names.flat[0] if len(set(names.flat)) == 1 else str(names.tolist()).replace("'", "")
 
 
 _WORTH_A_LATTICE = 1e-5  # relative width of an answer that a lattice, which aims at 1e-3 of delta, can hope to improve
@@ -177,6 +187,7 @@ def epsilon_bounds(
         _validate.in_range(given, number, 0.0, 1.0)
     else:
         _validate.in_range(given, number, high=0.0)
+    _question(mechanism, number, given)
     return _ask(mechanism, number, given, "epsilon", adjacency, method, rtol, max_nodes, precision)
 
 
@@ -265,6 +276,13 @@ def log_delta(
 
 
 # --------------------------------------------------------------------------------------------------------------------
+
+
+def _question(mechanism: Any, number: Any, given: str) -> None:
+    """Asks back about a delta that is large for the dataset, where the mechanism knows its size."""
+    records = suspicion.dataset_size(mechanism)
+    if records is not None and not any(map(_validate.is_traced, (*jax.tree.leaves(mechanism), number))):
+        suspicion.question_delta(np.exp(number) if given == "log_delta" else number, records)
 
 
 def _ask(mechanism, number, given, answer, adjacency, method, rtol, max_nodes, precision) -> Bounds:

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from dpjax import _search, _validate, accounting, composition, representations
+from dpjax import _search, _validate, accounting, composition, representations, suspicion
 from dpjax.mechanisms import Adjacency, Mechanism
 from dpjax.pairs import directions
 
@@ -108,12 +108,13 @@ def calibrate(
     """
     target = _target(epsilon, delta, log_delta, advantage, tpr_at_fpr, adjacency)
     ends = _ends(bracket, integer)
-    with jax.ensure_compile_time_eval():
-        shape, traced = _probe(make, target, ends)
-    if not traced:
-        with jax.ensure_compile_time_eval(), jax.enable_x64(True), np.errstate(all="ignore"):
-            return _concrete(make, target, shape, ends, integer)
-    return _traced_answer(make, target, shape, ends, integer)
+    with suspicion.unquestioned():  # the search tries numbers that nobody asked for
+        with jax.ensure_compile_time_eval():
+            shape, traced = _probe(make, target, ends)
+        if not traced:
+            with jax.ensure_compile_time_eval(), jax.enable_x64(True), np.errstate(all="ignore"):
+                return _concrete(make, target, shape, ends, integer)
+        return _traced_answer(make, target, shape, ends, integer)
 
 
 def _target(epsilon, delta, log_delta, advantage, tpr_at_fpr, adjacency) -> _Target:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax import __version__, _validate, accounting, mechanisms
+from dpjax import __version__, _validate, accounting, mechanisms, suspicion
 from dpjax.accounting import Method, Status
 from dpjax.mechanisms import Adjacency, Mechanism
 
@@ -77,6 +77,7 @@ def statement(
         raise ValueError("delta and epsilon must be numbers, not arrays: one statement is about one of each.")
     if not np.all(np.equal(counts := _counts(mechanism), np.round(counts))):
         raise ValueError(f"{mechanism!r} is run a number of times that is not whole, which is no mechanism.")
+    suspicion.question_delta(delta, suspicion.dataset_size(mechanism))
     options: dict[str, Any] = {"adjacency": adjacency, "method": method}
     if epsilon is None:
         bounds = accounting.epsilon_bounds(mechanism, delta, **options)

@@ -11,7 +11,8 @@ from jax import lax
 from dpjax.laws import Law
 
 _UNIT = 2.0**-53
-_FAR = 1e6  # epsilons beyond are not told apart
+_FAR = 1e6  # epsilons beyond are not told apart, where losses have no largest one
+_FARTHEST = 1e30  # nor beyond, where they have: halvings resolve it to 1e-3
 _HALVINGS = 110
 
 
@@ -51,7 +52,8 @@ def solve(law: Law, given: Any, unknown: str) -> Found:
         return Found(jnp.where(unclear, -jnp.inf, lower), value, jnp.where(unclear, 0.0, upper))
     stopped = jax.tree.map(lax.stop_gradient, law)
     target = lax.stop_gradient(given)
-    highest = jnp.clip(stopped.support()[1] * (1 + 4 * _UNIT), 0.0, _FAR)
+    largest = stopped.support()[1]
+    highest = jnp.clip(largest * (1 + 4 * _UNIT), 0.0, jnp.where(jnp.isinf(largest), _FAR, _FARTHEST))
 
     def above(x, sign):
         profile = stopped.profile(x)

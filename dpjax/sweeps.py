@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from dpjax import __version__, _rows, _validate, accounting, composition
+from dpjax import __version__, _rows, _validate, accounting, composition, suspicion
 from dpjax._parts import Parts
 from dpjax.mechanisms import Adjacency, ComposedOver, Mechanism
 from dpjax.representations import tradeoff
@@ -217,6 +217,7 @@ def _differentiated(parameters: dict[str, np.ndarray], gradients: bool | Sequenc
     return names
 
 
+@suspicion.unquestioned()
 def _is_fast(job: _Job) -> bool:
     """Whether the first configuration is made of Gaussians, without a schedule."""
     try:
@@ -251,6 +252,7 @@ def _description(job: _Job, columns: dict[str, np.ndarray], chunk_size: int) -> 
     }
 
 
+@suspicion.unquestioned()
 def _probe(job: _Job, row: int) -> str:
     """What ``make`` makes of a row: a function has no other identity that outlives a process."""
     try:
@@ -330,6 +332,7 @@ def _work(job: _Job, pieces: list, parts: Parts | None, devices: Sequence[Any] |
                 break
 
 
+@suspicion.unquestioned()
 def _part(job: _Job, rows: np.ndarray) -> dict[str, np.ndarray]:
     """The answer columns of some rows, and ``error``."""
     arrays = {name: np.full(len(rows), value) for name, value in _columns_of(job).items()}

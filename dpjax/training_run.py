@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from dpjax import _training_terms, _validate
+from dpjax import _training_terms, _validate, suspicion
 from dpjax.mechanisms import Adjacency, Gaussian, PoissonSampled, SelfComposed
 
 
@@ -169,6 +169,7 @@ def dpsgd_from_training(
             raise ValueError(
                 f"clipping_norm = {clipping_norm!r}, but noise_multiplier is relative to it already; it belongs to noise_on_mean."
             )
+        suspicion.question_noise(noise_multiplier)
         return TrainingRun(terms, noise_multiplier)
     if noise_multiplier is not None:
         raise ValueError(
@@ -183,7 +184,9 @@ def dpsgd_from_training(
     _validate.in_range("noise_on_mean", mean, 0.0)
     _validate.in_range("clipping_norm", norm, 0.0, math.inf, low_open=True, high_open=True)
     because = f"{noise_on_mean} * {terms.batch_size} / {clipping_norm}: noise on the mean * batch / clipping norm"
-    return TrainingRun(terms, mean * terms.batch_size / norm, because)
+    run = TrainingRun(terms, mean * terms.batch_size / norm, because)
+    suspicion.question_noise(run.noise_multiplier)
+    return run
 
 
 def noise_for_training(
@@ -232,6 +235,7 @@ def noise_for_training(
     terms = _terms(dataset_size, batch_size, epochs, micro_batch_size, accumulation_steps)
     if epsilon is None or delta is None:
         raise TypeError("epsilon and delta are both needed; neither has a default.")
+    suspicion.question_delta(delta, terms.dataset_size)
     noise = calibrate(lambda s: TrainingRun(terms, s), epsilon=epsilon, delta=delta, adjacency=adjacency)
     return TrainingRun(terms, noise, f"calibrated to epsilon {epsilon} at delta {delta}")
 

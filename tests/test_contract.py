@@ -60,7 +60,7 @@ def test_shapes_broadcast():
         (lambda: dpsgd(-1.0, 0.01, 10), "noise_multiplier = -1.0"),
         (lambda: dpsgd(1.0, 1.5, 10), "sampling_probability = 1.5"),
         (lambda: dpsgd(1.0, [0.1, -0.5], 10), r"sampling_probability\[1\] = -0.5"),
-        (lambda: dpsgd(1.0, 0.01, float("nan")), "count = nan"),
+        (lambda: dpsgd(1.0, 0.01, float("nan")), "steps = nan"),
         (lambda: dpjax.epsilon(dpsgd(1.0, 0.01, 10), delta=2.0), "delta = 2.0"),
         (lambda: dpjax.epsilon(jax.tree.map(lambda x: -x, dpsgd(1.0, 0.01, 10)), delta=0.1), "count = -10.0"),
     ],
@@ -73,3 +73,41 @@ def test_bad_numbers_are_named(make, name):
 def test_third_derivatives_are_refused():
     with jax.enable_x64(True), pytest.raises(NotImplementedError, match="third"):
         jax.grad(jax.grad(jax.grad(epsilon)))(1.0)
+
+
+@pytest.mark.parametrize(
+    "make", [dpjax.Laplace, dpjax.DiscreteGaussian, lambda s: dpjax.PoissonSampled(0.5, dpjax.Laplace(s))]
+)
+def test_without_noise_epsilon_is_infinite_from_both_sides(make):
+    bounds = dpjax.epsilon_bounds(make(0.0), 1e-5)
+    assert bounds.lower == bounds.estimate == bounds.upper == np.inf
+
+
+def test_without_noise_in_a_batch():
+    assert np.isinf(dpjax.epsilon(dpjax.Laplace([0.0, 1.0]), 1e-5)).tolist() == [True, False]
+
+
+def test_a_large_loss_is_told_apart():
+    bounds = dpjax.epsilon_bounds(dpjax.Laplace(1e-7), 1e-5)
+    truth = 1e7 + 2 * np.log1p(-1e-5)
+    assert bounds.lower <= truth <= bounds.upper and bounds.upper - bounds.lower < 1e-7
+
+
+def test_bounds_print_their_meaning():
+    one = dpjax.Bounds(1.0, 1.5, 2.0, 0, 1, 40)
+    assert repr(one) == "Bounds(lower=1.0, estimate=1.5, upper=2.0, status=CONVERGED, method=CONTOUR, nodes=40)"
+    two = dpjax.Bounds(*np.arange(6.0).reshape(3, 2), np.array([0, 4]), np.array([4, 4]), np.array([7, 8]))
+    assert repr(two) == (
+        "Bounds(lower=array([0., 1.]), estimate=array([2., 3.]), upper=array([4., 5.]), status=[CONVERGED, GRID], "
+        "method=LATTICE, nodes=[7, 8])"
+    )
+
+
+def test_a_list_of_counts_is_told_to_be_an_array():
+    with pytest.raises(TypeError, match=r"np.array\(\[1, 2\]\)"):
+        dpjax.Gaussian(1.0) * [1, 2]
+
+
+def test_a_single_element_has_no_index():
+    with pytest.raises(ValueError, match="^noise_multiplier = -1.0, "):
+        dpjax.Gaussian([-1.0])

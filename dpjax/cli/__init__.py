@@ -6,9 +6,11 @@ Typer is imported at once and JAX only by a command that computes. A command con
 JAX_PLATFORMS says otherwise, and a per-user compilation cache, without which every answer would wait for a compiler.
 """
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
@@ -16,7 +18,8 @@ import typer
 from dpjax import __version__
 from dpjax.cli import calibrate, checkup, compare, compose, odometer, plot, queries, sweep
 from dpjax.cli._app import app
-from dpjax.cli._print import complain
+from dpjax.cli._print import complain, note
+from dpjax.suspicion import SuspiciousInputWarning
 
 
 @app.callback(
@@ -38,13 +41,32 @@ def _top(
         print(context.get_help())
 
 
+@contextlib.contextmanager
+def _questions() -> Iterator[None]:
+    """Suspicious input is questioned by one line on stderr."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", SuspiciousInputWarning)
+        others, asked = warnings.showwarning, set()
+
+        def show(message, category, *where):
+            if not issubclass(category, SuspiciousInputWarning):
+                others(message, category, *where)
+            elif str(message) not in asked:
+                asked.add(str(message))
+                note(str(message))
+
+        warnings.showwarning = show
+        yield
+
+
 def run(argv: Sequence[str]) -> int:
     """Runs one command and returns its exit status."""
     if not sys.stdout.isatty() and not os.environ.get("FORCE_COLOR"):
         os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"  # typer would colour its help under GITHUB_ACTIONS
     command = typer.main.get_command(app)
     try:
-        return command.main(list(argv), prog_name="dpjax", standalone_mode=False) or 0
+        with _questions():
+            return command.main(list(argv), prog_name="dpjax", standalone_mode=False) or 0
     except typer.Exit as stop:
         return stop.exit_code
     except (typer.Abort, KeyboardInterrupt):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import typer
 
-from dpjax import __version__
+from dpjax import __version__, suspicion
 from dpjax.cli._print import complain, named, print_json, print_table, rounded
 
 
@@ -26,6 +26,12 @@ class Question(NamedTuple):
     rtol: float
 
 
+def question_target(target: dict[str, Any], records: Any = None) -> None:
+    """Asks back about the delta of a target, if it has one."""
+    log = target.get("log_delta")
+    suspicion.question_delta(math.exp(min(log, 0.0)) if log is not None else target.get("delta"), records)
+
+
 def show(
     question: Question, inputs: dict[str, Any], derived: dict[str, str], *, as_json: bool, statement: bool
 ) -> None:
@@ -33,6 +39,8 @@ def show(
     import dpjax
 
     name = "delta" if "epsilon" in question.target else "epsilon"
+    records = inputs.get("dataset_size") or suspicion.dataset_size(question.mechanism)
+    question_target(question.target, records)
     if statement:
         given = question.target
         if "log_delta" in given:

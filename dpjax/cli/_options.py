@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from dpjax import _training_terms
+from dpjax import _training_terms, suspicion
 
 ADJACENCIES = ("add_or_remove_one", "replace_one", "replace_special", "add", "remove")
 METHODS = ("auto", "closed_form", "contour", "levy", "lattice")
@@ -151,6 +151,7 @@ def setting(
       >>> setting(1.1, dataset_size=60000, batch_size=600, epochs=Fraction("1.1"))[:3]
       (1.1, 0.01, 110)
     """
+    suspicion.question_noise(noise_multiplier)
     direct = {"--sampling-probability": sampling_probability, "--steps": steps}
     training = {"--dataset-size": dataset_size, "--batch-size": batch_size, "--epochs": epochs}
     if all(value is None for value in training.values()):

@@ -15,6 +15,10 @@ def complain(message: str, status: int = 2) -> int:
     return status
 
 
+def note(message: str) -> None:
+    print("dpjax: note: " + " ".join(message.split()), file=sys.stderr)
+
+
 def named(member: enum.Enum) -> str:
     return (member.name or str(member.value)).lower().replace("_", " ").replace("|", ", ")
 

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dpjax import __version__
-from dpjax.cli import _process
+from dpjax import __version__, suspicion
+from dpjax.cli import _answers, _process
 from dpjax.cli._app import app
 from dpjax.cli._options import (
     ADJACENCIES,
@@ -100,6 +100,8 @@ def calibrate(
         missing = listed([option(name) for name in free]) if free else "none"
         raise ValueError(f"leave out exactly one of {listed(options)}, which is then found; missing: {missing}.")
     (name,) = free
+    suspicion.question_noise(noise_multiplier)
+    _answers.question_target(target, dataset_size)
 
     _process.configure_jax(no_cache)
     import dpjax
@@ -108,7 +110,8 @@ def calibrate(
     make = lambda x: dpjax.dpsgd(**{**known, name: x})
     found = dpjax.calibrate(make, **target, adjacency=neighbours, integer=name == "steps")
     found = int(found) if name == "steps" else float(found)
-    record = make(found)
+    with suspicion.unquestioned():  # an answer is no input
+        record = make(found)
     if "epsilon" in target:
         at = {key: value for key, value in target.items() if key != "epsilon"}
         spent = {"epsilon": float(dpjax.epsilon(record, **at, adjacency=neighbours))}

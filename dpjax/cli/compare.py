@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dpjax import suspicion
 from dpjax.cli import _process
 from dpjax.cli._app import app
 from dpjax.cli._options import (
@@ -46,6 +47,7 @@ def compare(
 ) -> None:
     """The epsilon of a DP-SGD run beside what other ways of accounting say, add-or-remove-one."""
     run = setting(noise_multiplier, sampling_probability, steps, dataset_size, batch_size, epochs)
+    suspicion.question_delta(delta, dataset_size)
     _process.configure_jax(no_cache)
     import dpjax
 
@@ -66,7 +68,7 @@ def compare(
     rows = {}
     for name, epsilon in found.items():
         up = not name.startswith("at least")
-        more = f"   {epsilon / exact:.4g} times" if up and 0 < exact < math.inf and epsilon != exact else ""
+        more = f"   {epsilon / exact:#.4g} times" if up and 0 < exact < math.inf and epsilon != exact else ""
         rows[name] = rounded(epsilon, up=up) + more
     print_table(rows, bold_first=True)
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dpjax import suspicion
 from dpjax.cli import _process
 from dpjax.cli._app import app
 from dpjax.cli._options import QUERY, AsJson, NoCache, word
@@ -50,6 +51,7 @@ def odometer(
         raise ValueError(f"every EPSILON must be a number: {error}.") from None
     if kind == "filter" and target is None:
         raise ValueError("--kind filter needs --target.")
+    suspicion.question_delta(delta)
     _process.configure_jax(no_cache)
     import jax
     import jax.numpy as jnp

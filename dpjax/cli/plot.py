@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from dpjax import suspicion
 from dpjax.cli import _process
 from dpjax.cli._app import app
 from dpjax.cli._options import (
@@ -65,6 +66,7 @@ def plot(
     run = None
     if noise_multiplier is not None:
         run = setting(noise_multiplier, sampling_probability, steps, dataset_size, batch_size, epochs)
+    suspicion.question_delta(delta, dataset_size)
     _process.configure_jax(no_cache)
     import numpy as np
 

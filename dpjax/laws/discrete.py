@@ -100,12 +100,18 @@ class DiscreteGaussianLaw(Law):
     """Losses spread (k - move / 2) at all integers k, spread = move / sigma^2.
 
     Attributes:
-      sigma: > 0 and finite.
+      sigma: >= 0 and finite; 0 without noise, where P and Q never coincide.
       move: an int >= 1.
     """
 
     sigma: Any
     move: int = static()
+
+    def p_infinite(self):
+        return jnp.where(self.sigma > 0, 0.0, 1.0)
+
+    def q_infinite(self):
+        return self.p_infinite()
 
     def spacing(self):
         return self.move / self.sigma**2 / (1 + self.move % 2)

@@ -15,7 +15,7 @@ class LaplaceLaw(Law):
     """Half of P is an atom at the upper end, half of Q one at the lower end; the pair is its own reverse.
 
     Attributes:
-      mu: sensitivity over scale, >= 0 and finite.
+      mu: sensitivity over scale, >= 0; infinite without noise, where the two never coincide.
     """
 
     mu: Any
@@ -30,6 +30,12 @@ class LaplaceLaw(Law):
 
     def support(self):
         return -self.mu, self.mu
+
+    def p_infinite(self):
+        return jnp.where(jnp.isinf(self.mu), 1.0, 0.0)
+
+    def q_infinite(self):
+        return self.p_infinite()
 
     def atom(self):
         return self.mu

@@ -50,7 +50,9 @@ class Mechanism:
         return self if isinstance(other, int | float) and other == 0 else NotImplemented  # sum() starts from 0
 
     def __mul__(self, count: Any) -> Mechanism:
-        if isinstance(count, Mechanism | str | bytes | bool) or isinstance(count, list | tuple | dict):
+        if isinstance(count, list | tuple):
+            raise TypeError(f"{count!r} as a count: write np.array({count!r}) for a batch, one entry for each count.")
+        if isinstance(count, Mechanism | str | bytes | bool | dict):
             return NotImplemented
         return SelfComposed(self, count)
 

@@ -8,10 +8,22 @@ from typing import Any, NoReturn
 import jax
 from jax.typing import ArrayLike
 
-from dpjax import _validate
+from dpjax import _validate, suspicion
 from dpjax._pytree import node
-from dpjax.mechanisms._base import Mechanism, SelfComposed, require_mechanism, set_number
+from dpjax.mechanisms._base import Mechanism, SelfComposed, require_mechanism
 from dpjax.mechanisms.noise import Gaussian
+
+_PROBABILITY = "a batch size becomes one when it is divided by the dataset size, as dpsgd_from_training does"
+
+
+def _set_probability(obj: Any) -> None:
+    value = _validate.number("sampling_probability", obj.sampling_probability)
+    _probability(value)
+    object.__setattr__(obj, "sampling_probability", value)
+
+
+def _probability(value: Any) -> None:
+    _validate.in_range("sampling_probability", value, 0.0, 1.0, advice=_PROBABILITY)
 
 
 def _set_count(obj: Any, name: str, low: float) -> None:
@@ -54,12 +66,12 @@ class PoissonSampled(Mechanism):
     mechanism: Mechanism
 
     def __post_init__(self):
-        set_number(self, "sampling_probability", 0.0, 1.0)
+        _set_probability(self)
         _require_sampleable(self, self.mechanism)
 
     def check(self) -> None:
         """Raises ValueError if a concrete field is out of range."""
-        _validate.in_range("sampling_probability", self.sampling_probability, 0.0, 1.0)
+        _probability(self.sampling_probability)
 
 
 @node
@@ -139,14 +151,14 @@ class TruncatedPoissonSampled(Mechanism):
 
     def __post_init__(self):
         _set_count(self, "dataset_size", 1.0)
-        set_number(self, "sampling_probability", 0.0, 1.0)
+        _set_probability(self)
         _set_count(self, "max_batch_size", 1.0)
         _require_sampleable(self, self.mechanism)
 
     def check(self) -> None:
         """Raises ValueError if a concrete field is out of range."""
         _whole("dataset_size", self.dataset_size, 1.0)
-        _validate.in_range("sampling_probability", self.sampling_probability, 0.0, 1.0)
+        _probability(self.sampling_probability)
         _whole("max_batch_size", self.max_batch_size, 1.0)
 
 
@@ -230,4 +242,9 @@ def dpsgd(noise_multiplier: ArrayLike, sampling_probability: ArrayLike, steps: A
       >>> dpjax.dpsgd(1.1, 0.01, 1000)
       SelfComposed(PoissonSampled(0.01, Gaussian(1.1)), 1000)
     """
-    return SelfComposed(PoissonSampled(sampling_probability, Gaussian(noise_multiplier)), steps)
+    steps = _validate.number("steps", steps)
+    _validate.in_range("steps", steps, 0.0, math.inf, high_open=True)
+    record = SelfComposed(PoissonSampled(sampling_probability, Gaussian(noise_multiplier)), steps)
+    if None not in map(suspicion.number, (noise_multiplier, sampling_probability, steps)):
+        suspicion.question_noise(noise_multiplier)
+    return record

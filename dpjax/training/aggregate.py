@@ -195,7 +195,8 @@ def require_state(state: Any, plan: _steps.Steps) -> None:
         raise TypeError(f"state must come from this transformation's init or update; got {type(state).__name__}.")
     if not state.steps.same_structure(Frozen(plan)):
         raise ValueError(
-            f"the state has counted other steps, {state.steps.record!r}, than this transformation runs, {plan!r}."
+            f"the state has counted other steps, {state.steps.record!r}, than this transformation runs, {plan!r}: start this "
+            "one from its own init, and add up the two runs' records (training.mechanism_run)."
         )
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from dpjax import _validate, accounting
+from dpjax import _validate, accounting, suspicion
 from dpjax.adaptive import GDPFilter, RenyiFilter, ZCDPFilter
 from dpjax.adaptive._filter import show
 from dpjax.mechanisms import Adjacency, Gaussian, Mechanism
@@ -74,6 +74,7 @@ def privacy_spent(opt_state: Any, delta: ArrayLike, *, adjacency: Adjacency | No
       >>> print(f"{training.privacy_spent(state, delta=1e-5):.10f}")
       1.8282366665
     """
+    suspicion.question_delta(delta)
     keeper = _keeper(opt_state)
     if isinstance(keeper, MeteredState):
         return _by_odometer(keeper, delta, adjacency)
@@ -157,7 +158,10 @@ def _check_mark(mark: Any, record: Any) -> Any:
     if not _validate.is_traced(mark):
         moving = any(isinstance(x, jax.Array) for x in jax.tree.leaves(record))
         if not moving and np.any(np.asarray(mark) != own):
-            raise ValueError(f"the state has counted other steps than {record!r}: a checkpoint of another optimizer?")
+            raise ValueError(
+                f"the state was counted for something else than {record!r}: it comes from the checkpoint of another optimizer. "
+                "Restore it into the optimizer that wrote it, and add up the two runs' records (training.mechanism_run)."
+            )
         return None
     return mark == own
 

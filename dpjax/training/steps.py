@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from dpjax import _validate, composition, mechanisms
+from dpjax import _validate, composition, mechanisms, suspicion
 from dpjax._pytree import node
 from dpjax.adaptive import _costs, _sums
 from dpjax.mechanisms import (
@@ -82,6 +82,9 @@ class Constant(Steps):
 
     step: Mechanism
 
+    def __repr__(self) -> str:
+        return repr(self.step)
+
     def next(self, count, mechanism, noise_multiplier):
         self._refuse(mechanism, noise_multiplier)
         return Next(self.step, noise_of(self.step), count + 1)
@@ -101,6 +104,9 @@ class Schedule(Steps):
     """Step k is the k-th entry of ``schedule``; beyond the last one there is nothing valid to run."""
 
     schedule: ComposedOver
+
+    def __repr__(self) -> str:
+        return repr(self.schedule)
 
     @property
     def length(self) -> int:
@@ -171,6 +177,9 @@ class NoiseLevels(Steps):
 
     step: Mechanism
 
+    def __repr__(self) -> str:
+        return f"NoiseLevels({self.step!r})"
+
     def __post_init__(self):
         levels = noise_of(self.step)
         if np.ndim(levels) != 1:
@@ -210,6 +219,9 @@ class NoiseLevels(Steps):
 @node
 class Chosen(Steps):
     """The caller of ``update`` names every step."""
+
+    def __repr__(self) -> str:
+        return "steps chosen along the way"
 
     def next(self, count, mechanism, noise_multiplier):
         if mechanism is None or noise_multiplier is not None:
@@ -259,6 +271,7 @@ def steps_of(mechanism: Any) -> Steps:
             f"mechanism = {mechanism!r} has the batch shape {shape}, but one optimizer runs one: vmap over the training "
             "for several runs, or write ComposedOver(...) for a schedule."
         )
+    suspicion.question_noise(noise_of(mechanism))
     return Constant(mechanism)
 
 

@@ -41,7 +41,7 @@ mp.mp.dps = 40
 
 @dataclass(frozen=True)
 class Density:
-    """P-density exp(log_p(x)) of outcomes whose loss is loss(x), between breaks."""
+    """P-density exp(log_p(x)) of outcomes whose loss is loss(x), between two ends, ``breaks``; both take arrays of LD."""
 
     log_p: object
     loss: object

@@ -372,11 +372,11 @@ class TestCheckpoint:
         _, state = run(aggregate(dpjax.Gaussian(2.0)), 2)
         quieter = aggregate(dpjax.Gaussian(5.0))
         resumed = saved_and_loaded(state, quieter.init(PARAMS))
-        with pytest.raises(ValueError, match="has counted other steps"):
+        with pytest.raises(ValueError, match="counted (other steps|for something else)"):
             training.privacy_spent(resumed, DELTA)
         inside = jax.jit(lambda s: training.privacy_spent(s, DELTA))
         assert np.isnan(inside(resumed)) and np.isfinite(inside(quieter.init(PARAMS)))
-        with pytest.raises(ValueError, match="has counted other steps"):
+        with pytest.raises(ValueError, match="counted (other steps|for something else)"):
             quieter.update(gradients(), state, PARAMS, mask=ALL)
 
 
