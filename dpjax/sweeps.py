@@ -30,7 +30,9 @@ ASKED = {
     "false_positive_rate": "false_negative_rate",
 }
 _ENDS = ("", "_lower", "_estimate")  # the answer is the safe end, the upper one
-_ROWS, _SLOW_ROWS = 8192, 128  # of a part: of Gaussians, about two seconds on two cores; of anything else
+# Rows of a part: of Gaussians, one to a few seconds on two cores (the larger the grid the more, since a part evaluates its
+# pairs once for all its rows); of anything else.
+_ROWS, _MOST_ROWS, _SLOW_ROWS = 8192, 32768, 128
 _GRADIENT_LANES = 256  # that are differentiated at once
 
 
@@ -66,8 +68,9 @@ def sweep(
 ) -> Table:
     """Answers for every configuration of a grid, in the grid's order, each with its certified error and its engine.
 
-    Rows are worked off in parts of ``chunk_size``, one on each device at a time; inside a part, rows that need many
-    nodes are solved apart from the others. The numbers are the same whatever the devices. A row that cannot be answered
+    Rows are worked off in parts of ``chunk_size``, one on each device at a time; inside a part, rows with the same noise and
+    sampling share what does not depend on counts and question (so let these vary fastest), and rows that need many nodes are
+    solved apart from the others. The numbers are the same whatever the devices. A row that cannot be answered
     has NaN, and says why in the column ``error``; the others go on.
 
     When ``jax.distributed`` is initialised every process calls this with the same arguments, works on its share of the
@@ -91,7 +94,7 @@ def sweep(
       resume: go on with what an interrupted sweep left at ``path``; if it was complete, it is read, after three of its rows
         were answered again.
       devices: of JAX; all local ones if None.
-      chunk_size: rows of a part; 8192 if the configurations are Gaussians, else 128.
+      chunk_size: rows of a part; 8192 to 32768, by the size of the grid, if the configurations are Gaussians, else 128.
       progress: whether to show a progress bar with rate and time left, if stderr is a terminal and rich is installed.
 
     Returns:
@@ -127,7 +130,7 @@ def sweep(
             raise ValueError(f"grid has the column {name!r}, which is one of the answers: give it another name.")
     rows = math.prod(shape)
     if chunk_size is None:
-        chunk_size = _ROWS if _is_fast(job) else _SLOW_ROWS
+        chunk_size = min(max(_ROWS, rows // 16), _MOST_ROWS) if _is_fast(job) else _SLOW_ROWS
     _validate.in_range("chunk_size", chunk_size, 1, integral=True)
     pieces = [np.arange(i, min(i + int(chunk_size), rows)) for i in range(0, rows, int(chunk_size))]
     parts = None
