@@ -173,12 +173,11 @@ def _fixed_size_zeroed(record: FixedSizeSampledZeroed, direction: Adjacency) -> 
     return _zeroed(record.sample_size / record.dataset_size, record, direction)
 
 
-def _full_and_kept(record: TruncatedPoissonSampled) -> tuple[Any, Any, Any]:
-    """With ``size - 1`` other records: P(full), P(not full), and P(the record is drawn and kept | full).
+def full_and_kept(size: Any, rate: Any, limit: Any) -> tuple[Any, Any, Any]:
+    """Of Poisson sampling with a limit: P(full), P(not full), and P(the record is drawn and kept | full).
 
-    Full is a batch into which ``limit`` of the others are drawn.
+    A batch is full if ``limit`` of the ``size - 1`` other records are drawn.
     """
-    size, rate, limit = record.dataset_size, record.sampling_probability, record.max_batch_size
     one_more = jnp.array([0.0, 1.0])
     (full, too_large), (rest, _) = jax.vmap(binomial_tails, (0, None, 0))(size - 1 + one_more, rate, limit + one_more)
     some = full > 0
@@ -188,7 +187,7 @@ def _full_and_kept(record: TruncatedPoissonSampled) -> tuple[Any, Any, Any]:
 
 
 def _truncated_poisson(record: TruncatedPoissonSampled, direction: Adjacency) -> Law:
-    full, rest, kept = _full_and_kept(record)
+    full, rest, kept = full_and_kept(record.dataset_size, record.sampling_probability, record.max_batch_size)
     rate, base = record.sampling_probability, _replaced(record)
     if direction is Adjacency.REPLACE_ONE:
         return Blend(full, rest, fixed_size_replace(kept, base), _poisson_replace(rate, record.mechanism))
@@ -197,7 +196,7 @@ def _truncated_poisson(record: TruncatedPoissonSampled, direction: Adjacency) ->
 
 
 def _truncated_poisson_zeroed(record: TruncatedPoissonSampledZeroed, direction: Adjacency) -> Law:
-    full, rest, kept = _full_and_kept(record)
+    full, rest, kept = full_and_kept(record.dataset_size, record.sampling_probability, record.max_batch_size)
     seldom = _POISSON[direction](record.sampling_probability, loss_law(record.mechanism, direction))
     return Blend(full, rest, _zeroed(kept, record, direction), seldom)
 

@@ -25,7 +25,7 @@ from dpjax._special import LOG_2PI, log1p, log_ndtr
 from dpjax.closed_form import log_delta_gaussian
 from dpjax.laws._law import Law, Tails
 from dpjax.laws.gaussian import GaussianLaw
-from dpjax.laws.sampled import poisson_add
+from dpjax.laws.sampled import MixedLaw, poisson_add
 
 
 @node
@@ -84,6 +84,15 @@ class ZeroedGaussian(Law):
         at = jnp.where(low, 0.0, x)
         above = -jnp.expm1(-at) + jnp.exp(-at) * self._profile_above(at)
         return jnp.where(low, self._below().profile_below(jnp.where(low, x, -1.0)), above)
+
+    def log_moment_above(self, s, x):
+        # above 0 the zeroed record's likelihood ratio to R is above 1: without it losses are larger, and up to 0 moments at most 1
+        above = MixedLaw(self.rate, GaussianLaw(2 * self.mu)).log_moment_above(s, jnp.maximum(x, 0.0))
+        return jnp.where(x < 0, jnp.logaddexp(above, 0.0), above)
+
+    def log_moment_below(self, s, x):
+        below = self._below().log_moment_below(s, jnp.minimum(x, 0.0))
+        return jnp.where(x < 0, below, jnp.logaddexp(below, 0.0))
 
 
 def _gap(rate: Any, mu: Any, x: Any) -> jax.Array:
