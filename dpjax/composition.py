@@ -50,8 +50,10 @@ def check(mechanism: Mechanism) -> None:
 
 
 def reduced(mechanism: Mechanism, adjacency: Adjacency) -> Mechanism:
-    """``mechanism`` as the directions of ``adjacency`` are asked about it: with Gaussians in the place of records that are Gaussians
-    under another description, and with samplers that know a zero record from none.
+    """``mechanism`` as the directions of ``adjacency`` are asked about it.
+
+    Records that are Gaussians under another description become Gaussians; under REPLACE_SPECIAL samplers become such as know
+    a zero record from none.
 
     Raises:
       ValueError: as ``batch_shape``.

@@ -30,8 +30,10 @@ from dpjax.laws.sampled import MixedLaw, poisson_add
 
 @node
 class ZeroedGaussian(Law):
-    """The record becomes a zero record. Losses above 0 are those of (1 - rate) N(0, 1) + rate N(2 mu, 1) against
-    (1 - rate) N(0, 1) + rate N(mu, 1), those below 0 of N(0, 1) against (1 - rate) N(0, 1) + rate N(mu, 1).
+    """The record becomes a zero record.
+
+    Losses above 0 are those of (1 - rate) N(0, 1) + rate N(2 mu, 1) against (1 - rate) N(0, 1) + rate N(mu, 1), those below 0 are
+    of N(0, 1) against (1 - rate) N(0, 1) + rate N(mu, 1).
 
     Attributes:
       rate: in [0, 1].

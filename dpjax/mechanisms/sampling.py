@@ -181,8 +181,9 @@ _ZEROED: dict[type, type] = {
 
 
 def zeroed(record: Any) -> Any:
-    """``record`` to be asked about under REPLACE_SPECIAL by its directions, ADD and REMOVE: an absent record leaves its place in a
-    batch to another one, a zero record does not.
+    """``record`` to be asked about under REPLACE_SPECIAL by its directions, ADD and REMOVE.
+
+    An absent record leaves its place in a batch to another one, a zero record does not.
     """
     known = lambda m: type(m) in _ZEROED
     leaves, structure = jax.tree.flatten(record, is_leaf=known)
