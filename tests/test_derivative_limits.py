@@ -24,6 +24,7 @@ SLOW = {
     "one run, no noise": (lambda s: dpjax.epsilon(FixedSizeSampled(100, 5, Gaussian(s)), 1e-5), 0.0, np.inf),
     "one run, clipped": (lambda s: dpjax.epsilon(Laplace(s), 0.9), 1.0, 0.0),
     "one run, atoms without noise": (lambda s: dpjax.epsilon(Laplace(s), 1e-5), 0.0, np.inf),
+    "one run, atoms without noise, delta": (lambda s: dpjax.delta(Laplace(s), 1.0), 0.0, 1.0),
     "lattice, failing": (lambda s: dpjax.epsilon(Laplace(s) * 2 + MassAtInfinity(1e-3), 1e-5), 1.0, np.inf),
     "lattice, clipped": (lambda s: dpjax.epsilon(Laplace(s) * 2 + MassAtInfinity(1e-3), 0.95), 1.0, 0.0),
     "lattice, no noise": (lambda s: dpjax.epsilon(Laplace(s) * 2, 1e-5), 0.0, np.inf),

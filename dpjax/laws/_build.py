@@ -64,8 +64,14 @@ def _moves(direction: Adjacency) -> int:
     return 2 if direction is Adjacency.REPLACE_ONE else 1
 
 
+def _over(moves: float, noise: Any) -> Any:
+    """moves / noise; infinite, with derivative 0, without noise."""
+    some = noise != 0
+    return jnp.where(some, moves / jnp.where(some, noise, 1.0), jnp.inf)
+
+
 def _gaussian(record: Gaussian, direction: Adjacency) -> Law:
-    return GaussianLaw(_moves(direction) / record.noise_multiplier)
+    return GaussianLaw(_over(_moves(direction), record.noise_multiplier))
 
 
 def _equivalent(record: MatrixFactorization | TreeAggregation, direction: Adjacency) -> Law:
@@ -73,7 +79,7 @@ def _equivalent(record: MatrixFactorization | TreeAggregation, direction: Adjace
 
 
 def _laplace(record: Laplace, direction: Adjacency) -> Law:
-    return LaplaceLaw(_moves(direction) / record.noise_multiplier)
+    return LaplaceLaw(_over(_moves(direction), record.noise_multiplier))
 
 
 def _discrete_gaussian(record: DiscreteGaussian, direction: Adjacency) -> Law:
@@ -108,7 +114,7 @@ def _permute_and_flip(record: PermuteAndFlip, direction: Adjacency) -> Law:
 def _report_noisy_max(record: ReportNoisyMax, direction: Adjacency) -> Law:
     if not isinstance(record.noise, Laplace):
         raise NotImplementedError(f"{record!r} has no analysis: its noise must be Laplace.")
-    return LaplaceLaw(2 * _moves(direction) / record.noise.noise_multiplier)
+    return LaplaceLaw(_over(2 * _moves(direction), record.noise.noise_multiplier))
 
 
 def _either_way(record: Mechanism, direction: Adjacency, law: Law) -> Law:
@@ -134,9 +140,9 @@ def _poisson_replace(rate: Any, base: Mechanism) -> Law:
     while isinstance(base, PoissonSampled):
         rate, base = rate * base.sampling_probability, base.mechanism
     if isinstance(base, Gaussian):
-        return PoissonReplaceGaussian(rate, 1 / base.noise_multiplier)
+        return PoissonReplaceGaussian(rate, _over(1, base.noise_multiplier))
     if isinstance(base, Laplace):
-        return PoissonReplaceLaplace(rate, 1 / base.noise_multiplier)
+        return PoissonReplaceLaplace(rate, _over(1, base.noise_multiplier))
     raise NotImplementedError(
         f"No dominating pair is known for PoissonSampled over {type(base).__name__} under REPLACE_ONE."
     )
@@ -165,7 +171,7 @@ def _zeroed(rate: Any, record: FixedSizeSampled | TruncatedPoissonSampled, direc
     """A batch of fixed size whose record is zeroed; a replacement by a record of norm at most 1 includes it."""
     if not isinstance(record.mechanism, Gaussian):
         return fixed_size_replace(rate, _replaced(record))
-    law = ZeroedGaussian(rate, 1 / record.mechanism.noise_multiplier)
+    law = ZeroedGaussian(rate, _over(1, record.mechanism.noise_multiplier))
     return law if direction is Adjacency.REMOVE else reverse(law)
 
 
