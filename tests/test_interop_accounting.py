@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import dpjax
 from dpjax import interop
@@ -37,6 +38,10 @@ RUNS = {
     "randomized-response": ([(dp_event.RandomizedResponseDpEvent(0.6, 4), 5)], (REPLACE, ZERO)),
     "poisson-gaussian": ([(poisson(0.2, GAUSSIAN(1.0)), 5)], (BOTH, REPLACE, ZERO)),
     "poisson-laplace": ([(poisson(0.2, LAPLACE(1.0)), 3)], (BOTH, ZERO)),
+    "truncated, never full": (
+        [(dp_event.TruncatedSubsampledGaussianDpEvent(4, 0.2, 4, 1.0), 5)],
+        (BOTH, REPLACE, ZERO),
+    ),
     "mixture": ([(dp_event.MixtureOfGaussiansDpEvent(1.0, [0.0, 1.0, 2.0], [0.2, 0.6, 0.2]), 3)], (BOTH, ZERO)),
 }
 QUICK = {"gaussians"}
@@ -71,6 +76,21 @@ class TestBesideThePldAccountant:
             )
             width = found.upper - found.lower
             assert (found.upper <= theirs + width + 1e-9).all(), (relation, found.upper - theirs)
+
+    @pytest.mark.parametrize("relation", [BOTH, REPLACE, ZERO])
+    def test_truncated_batches_are_theirs_but_for_the_full_ones(self, relation):
+        """Of full batches they take the replace-one pair of sensitivity 4, (1-k) N_0 + k N_2 and (1-k) N_0 + k N_-2."""
+        size, rate, limit, sigma = 4, 0.5, 2, 1.0
+        full = float(stats.binom.sf(limit - 1, size - 1, rate))
+        kept = float(stats.binom.sf(limit, size, rate)) * limit / size / full
+        pld = dp_accounting.pld.PLDAccountant(relation).compose(TRUNCATED)
+        for epsilon in (0.5, 2.0):
+            loose = dpjax.delta(
+                dpjax.PoissonSampled(kept, dpjax.Gaussian(sigma / 2)), epsilon, adjacency=dpjax.Adjacency.REPLACE_ONE
+            )
+            adjacency = interop.from_neighboring_relation(relation)
+            rest = dpjax.delta(dpjax.PoissonSampled(rate, dpjax.Gaussian(sigma)), epsilon, adjacency=adjacency)
+            assert pld.get_delta(epsilon) == pytest.approx(full * loose + (1 - full) * rest, rel=1e-5)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("relation", [BOTH, REPLACE, ZERO])
