@@ -227,6 +227,9 @@ class TestSupport:
         assert accountant.adjacency is dpjax.Adjacency.REPLACE_SPECIAL
         with pytest.raises(dp_accounting.UnsupportedEventError):  # a batch of known size needs a replacement's analysis
             accountant.compose(WITHOUT(9, 3, MIXTURE))
+
+    @pytest.mark.slow
+    def test_a_zero_record_costs_less_than_another_one(self):
         one = interop.DpjaxAccountant(ZERO).compose(WITHOUT(9, 3, GAUSSIAN(1.0)))
         expected = dpjax.epsilon(dpjax.FixedSizeSampled(9, 3, dpjax.Gaussian(1.0)), 1e-3, adjacency=one.adjacency)
         assert one.get_epsilon(1e-3) == pytest.approx(expected, rel=1e-12)
