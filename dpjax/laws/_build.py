@@ -36,7 +36,6 @@ from dpjax.mechanisms import (
     DiscreteLaplace,
     DiscreteLoss,
     FixedSizeSampled,
-    FixedSizeSampledZeroed,
     Gaussian,
     Laplace,
     MassAtInfinity,
@@ -53,8 +52,8 @@ from dpjax.mechanisms import (
     ReportNoisyMax,
     TreeAggregation,
     TruncatedPoissonSampled,
-    TruncatedPoissonSampledZeroed,
 )
+from dpjax.mechanisms.sampling import FixedSizeSampledZeroed, TruncatedPoissonSampledZeroed
 
 _POISSON = {Adjacency.REMOVE: poisson_remove, Adjacency.ADD: poisson_add}
 

@@ -36,12 +36,10 @@ from dpjax.mechanisms.noise import Gaussian as Gaussian
 from dpjax.mechanisms.noise import Laplace as Laplace
 from dpjax.mechanisms.noise import MixtureOfGaussians as MixtureOfGaussians
 from dpjax.mechanisms.sampling import FixedSizeSampled as FixedSizeSampled
-from dpjax.mechanisms.sampling import FixedSizeSampledZeroed as FixedSizeSampledZeroed
 from dpjax.mechanisms.sampling import PoissonSampled as PoissonSampled
 from dpjax.mechanisms.sampling import RandomAllocation as RandomAllocation
 from dpjax.mechanisms.sampling import ShuffledBatches as ShuffledBatches
 from dpjax.mechanisms.sampling import TruncatedPoissonSampled as TruncatedPoissonSampled
-from dpjax.mechanisms.sampling import TruncatedPoissonSampledZeroed as TruncatedPoissonSampledZeroed
 from dpjax.mechanisms.sampling import dpsgd as dpsgd
 from dpjax.mechanisms.sampling import zeroed as zeroed
 from dpjax.mechanisms.selection import PermuteAndFlip as PermuteAndFlip
