@@ -85,7 +85,7 @@ def _values(call, *args):
 
 
 def _values_and_gradient(call, *args):
-    """(outputs, gradient of the second output with respect to the traced arguments)."""
+    """(outputs, gradient of the second output with respect to the traced arguments: 0 where it or the upper end is infinite)."""
 
     def estimate(*moving):
         fixed = [a for a, flag in zip(args, call.traced, strict=True) if not flag]
@@ -93,7 +93,11 @@ def _values_and_gradient(call, *args):
         return outputs[1], outputs
 
     value, pull, outputs = jax.vjp(estimate, *_split(call, args), has_aux=True)
-    return outputs, pull(jnp.ones_like(value))
+    endless = jnp.isinf(value)
+    for output, rounding in zip(outputs, call.rounding, strict=True):
+        endless = endless | (jnp.isposinf(output) if rounding == UP else False)
+    over = lambda g: endless.reshape(endless.shape + (1,) * (g.ndim - 1))
+    return outputs, tuple(jnp.where(over(g), 0.0, g) for g in pull(jnp.ones_like(value)))
 
 
 def _values_to_second(call, *args):

@@ -296,9 +296,9 @@ def _ask(mechanism, number, given, answer, adjacency, method, rtol, max_nodes, p
     _validate.in_range("max_nodes", max_nodes, 64, 65536, integral=True)
     composition.check(mechanism)
     check_adjacency(mechanism, adjacency)
-    mechanism = composition.reduced(mechanism)
+    mechanism = composition.reduced(mechanism, adjacency)
     found = _found(mechanism, number, given, answer, adjacency, method, rtol, int(max_nodes))
-    return found if attained(mechanism) else _one_sided(found, answer)
+    return found if attained(mechanism, adjacency) else _one_sided(found, answer)
 
 
 def _one_sided(found: Bounds, answer: str) -> Bounds:

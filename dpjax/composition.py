@@ -49,8 +49,11 @@ def check(mechanism: Mechanism) -> None:
                 check(member)
 
 
-def reduced(mechanism: Mechanism) -> Mechanism:
-    """``mechanism`` with Gaussians in the place of records that are Gaussians under another description.
+def reduced(mechanism: Mechanism, adjacency: Adjacency) -> Mechanism:
+    """``mechanism`` as the directions of ``adjacency`` are asked about it.
+
+    Records that are Gaussians under another description become Gaussians; under REPLACE_SPECIAL samplers become such as know
+    a zero record from none.
 
     Raises:
       ValueError: as ``batch_shape``.
@@ -58,7 +61,7 @@ def reduced(mechanism: Mechanism) -> Mechanism:
     found = mechanisms.reduced(mechanism)
     if found is not mechanism:
         batch_shape(mechanism)
-    return found
+    return mechanisms.zeroed(found) if adjacency is Adjacency.REPLACE_SPECIAL else found
 
 
 def all_gaussian(mechanism: Mechanism) -> bool:

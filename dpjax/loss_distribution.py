@@ -97,7 +97,7 @@ def _ask(function, mechanism, name, x, under, adjacency) -> tuple:
     number = _validate.number(name, x)
     _validate.in_range(name, number)
     composition.check(mechanism)
-    mechanism = composition.reduced(mechanism)
+    mechanism = composition.reduced(mechanism, adjacency)
     function = _through_law(mechanism, function, adjacency)
     laid = composition.layout(mechanism, number)
     question = _Question(laid.structure, adjacency, under)

@@ -91,7 +91,11 @@ def dominating_pair(mechanism: Mechanism, direction: Adjacency) -> Pair:
       NotImplementedError: no analysis is known for this mechanism and direction.
     """
     if isinstance(mechanism, Gaussian):
-        return GaussianPair((_SENSITIVITY[direction] / mechanism.noise_multiplier) ** 2)
+        sigma = mechanism.noise_multiplier
+        xp = namespace(sigma)
+        some = sigma != 0  # no noise at all has derivative 0
+        squared = (_SENSITIVITY[direction] / xp.where(some, sigma, 1.0)) ** 2
+        return GaussianPair(xp.where(some, squared, xp.inf))
     if isinstance(mechanism, PoissonSampled) and isinstance(mechanism.mechanism, Gaussian):
         sigma, q = mechanism.mechanism.noise_multiplier, mechanism.sampling_probability
         shape = np.broadcast_shapes(np.shape(sigma), np.shape(q))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax import Gaussian, Status
+from dpjax import Adjacency, Gaussian, Status
 from dpjax.mechanisms import attained
 
 ONE_SIDED = {
@@ -29,7 +29,15 @@ TWO_SIDED = {
 
 @pytest.mark.parametrize("name", ONE_SIDED | TWO_SIDED)
 def test_what_is_attained(name):
-    assert attained((ONE_SIDED | TWO_SIDED)[name]) == (name in TWO_SIDED)
+    assert attained((ONE_SIDED | TWO_SIDED)[name], Adjacency.ADD_OR_REMOVE_ONE) == (name in TWO_SIDED)
+
+
+def test_batches_of_fixed_size_under_replacement():
+    """Orders above and below 1 have different worst neighbours, so that no neighbours have the pair of two runs."""
+    fixed = dpjax.FixedSizeSampled(100, 5, Gaussian(2.0))
+    assert attained(fixed, Adjacency.REPLACE_ONE) and attained(fixed * 2, Adjacency.ADD_OR_REMOVE_ONE)
+    assert not attained(fixed * 2, Adjacency.REPLACE_ONE)
+    assert attained(dpjax.PoissonSampled(0.1, Gaussian(2.0)) * 2, Adjacency.REPLACE_ONE)
 
 
 @pytest.mark.parametrize(

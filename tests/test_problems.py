@@ -47,7 +47,7 @@ KNOWN_WIDE = {
 
 def allowed(problem):
     """How wide its intervals of delta may be below and above, relatively."""
-    below = WIDTH if attained(problem.make(problem.at) * 2) else 1.0
+    below = WIDTH if attained(problem.make(problem.at) * 2, DIRECTIONS[problem.directions[0]]) else 1.0
     return KNOWN_WIDE.get(problem.name, (below, WIDTH))
 
 

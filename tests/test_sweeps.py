@@ -120,8 +120,9 @@ class TestRows:
         make = lambda sigma, size: dpjax.FixedSizeSampled(100, size, dpjax.Gaussian(sigma))
         table = dpjax.sweep(make, {"sigma": [2.0], "size": [10, 200]}, epsilon=0.1)
         assert np.isfinite(table["delta"][0]) and np.isnan(table["delta"][1]) and "sample_size" in table["error"][1]
-        replaced = dpjax.sweep(make, {"sigma": 2.0, "size": 10}, epsilon=0.1, adjacency=dpjax.Adjacency.REPLACE_SPECIAL)
-        assert "REPLACE_SPECIAL" in replaced["error"][0]
+        make = lambda sigma: dpjax.RandomAllocation(10, dpjax.Gaussian(sigma))
+        replaced = dpjax.sweep(make, {"sigma": [2.0]}, epsilon=0.1, adjacency=dpjax.Adjacency.REPLACE_ONE)
+        assert "REPLACE_ONE" in replaced["error"][0]
 
     def test_gradients(self):
         grid = {"noise_multiplier": [1.0, 2.0], "sampling_probability": [0.02], "steps": [100, 200]}

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate, mechanisms
-from dpjax.adaptive import _sums
+from dpjax.adaptive import _sized, _sums
 from dpjax.adaptive._renyi import poisson_gaussian_renyi
 from dpjax.mechanisms import Adjacency
 
@@ -55,6 +55,8 @@ def prepare(mechanism: Any, dtype: Any) -> Any:
             changed[name] = tuple(prepare(m, dtype) for m in field)
         elif (type(mechanism), name) in _TOWARD:
             changed[name] = _sums.cast(field, dtype, _TOWARD[type(mechanism), name])
+    if isinstance(mechanism, _sized.SIZED):
+        return _sized.sized(mechanism, changed["mechanism"], dtype)
     out = object.__new__(type(mechanism))
     for name in mechanism.__dataclass_fields__:  # type: ignore[attr-defined]
         object.__setattr__(out, name, changed.get(name, getattr(mechanism, name)))
@@ -111,7 +113,7 @@ def cost(mechanism: Any, unit: str, adjacency: Adjacency, dtype: Any, order: jax
         if order is None:
             return _single(rho)
         return _times(_single(rho), order)
-    if isinstance(mechanism, mechanisms.PoissonSampled):
+    if isinstance(mechanism, mechanisms.PoissonSampled | _sized.Sized):
         return _sampled(mechanism, unit, adjacency, dtype, order)
     raise TypeError(f"no {_NAMES[unit]} is known for {type(mechanism).__name__}; give the cost by keyword instead.")
 
@@ -119,20 +121,22 @@ def cost(mechanism: Any, unit: str, adjacency: Adjacency, dtype: Any, order: jax
 _NAMES = {"rho": "zCDP parameter", "renyi": "Renyi divergence", "mu_squared": "Gaussian-DP parameter"}
 
 
-def _sampled(mechanism: mechanisms.PoissonSampled, unit: str, adjacency: Adjacency, dtype: Any, order: Any) -> Pair:
+def _sampled(mechanism: Any, unit: str, adjacency: Adjacency, dtype: Any, order: Any) -> Pair:
     base = mechanism.mechanism
     if not isinstance(base, mechanisms.Gaussian):
-        raise TypeError(f"no {_NAMES[unit]} is known for PoissonSampled({type(base).__name__}); give it by keyword.")
+        raise TypeError(f"no {_NAMES[unit]} is known for a sampled {type(base).__name__}; give it by keyword.")
     if unit != "renyi":
         raise TypeError(
-            f"sampling does not improve the {_NAMES[unit]}: use RenyiFilter for PoissonSampled(Gaussian), or request "
+            f"sampling does not improve the {_NAMES[unit]}: use RenyiFilter for a sampled Gaussian, or request "
             f"the Gaussian alone and pay for it without sampling."
         )
+    sigma = _sums.cast(base.noise_multiplier, dtype, -np.inf)
+    assert order is not None
+    if isinstance(mechanism, _sized.Sized):
+        return _single(_sized.renyi(mechanism, sigma, order, adjacency))
     if adjacency not in _DIRECTIONS:
         raise ValueError(f"PoissonSampled has no Renyi analysis for {adjacency}; use ADD_OR_REMOVE_ONE.")
-    sigma = _sums.cast(base.noise_multiplier, dtype, -np.inf)
     rate = _sums.cast(mechanism.sampling_probability, dtype, np.inf)
-    assert order is not None
     return _single(poisson_gaussian_renyi(order, sigma, rate, _DIRECTIONS[adjacency]))
 
 

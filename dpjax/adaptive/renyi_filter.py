@@ -21,8 +21,8 @@ class RenyiFilter(Filter):
     r"""Grants queries while their Renyi divergences add up to at most ``budget``.
 
     A query may be requested by ``renyi`` (its divergence at every order of the filter), by ``rho`` or ``epsilon``
-    (without delta: pure zCDP, pure DP), or as a mechanism, a Poisson-sampled Gaussian included: DP-SGD whose noise and
-    sampling rate are chosen as training goes.
+    (without delta: pure zCDP, pure DP), or as a mechanism, a sampled Gaussian included (by Poisson sampling, also into
+    batches of limited size, or of a fixed size): DP-SGD whose noise and sampling rate are chosen as training goes.
 
     With a vector of orders and ``combine="all"`` a query must fit the budget of every order. With ``combine="any"`` it
     need fit only one, and in return delta is split: let :math:`N_k` be where order k alone would have stopped. The

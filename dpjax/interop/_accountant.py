@@ -10,8 +10,8 @@ from dp_accounting import NeighboringRelation, PrivacyAccountant
 from dpjax import _validate, accounting
 from dpjax.interop._events import UnsupportedEvent, from_dp_event
 from dpjax.interop._neighbors import from_neighboring_relation
-from dpjax.interop._run import Run, asked_under, require_analysis
-from dpjax.mechanisms import Mechanism
+from dpjax.interop._run import Run, require_analysis
+from dpjax.mechanisms import Adjacency, Mechanism
 
 _Error = PrivacyAccountant.CompositionErrorDetails
 
@@ -21,9 +21,6 @@ class DpjaxAccountant(PrivacyAccountant):
 
     It takes part in whatever takes such an accountant, such as ``dp_accounting.calibrate_dp_mechanism``. The class itself is a
     callable from a neighbouring relation to an accountant. Events are those of ``from_dp_event``.
-
-    Under ``REPLACE_SPECIAL``, sampling of a fixed or limited batch size is answered for by ``REPLACE_ONE``, which includes it:
-    an upper bound, for everything that is composed with it.
 
     Guarantee:
       As ``dpjax.epsilon``, for the composition of all events under ``neighboring_relation``.
@@ -58,11 +55,8 @@ class DpjaxAccountant(PrivacyAccountant):
         if do_compose:
             self._run.add(mechanism, count)
             return None
-        before = self._run.records()
-        asked = asked_under([*before, mechanism], self._adjacency)
         try:
-            for record in (mechanism, *before):
-                require_analysis(record, asked)
+            require_analysis(mechanism, self._adjacency)
         except NotImplementedError as error:
             return _Error(event, str(error))
         return None
@@ -73,9 +67,9 @@ class DpjaxAccountant(PrivacyAccountant):
         return self._run.mechanism()
 
     @property
-    def adjacency(self) -> Any:
-        """The adjacency that answers are computed under: that of the relation, or one that includes it."""
-        return asked_under(self._run.records(), self._adjacency)
+    def adjacency(self) -> Adjacency:
+        """The adjacency that answers are computed under: that of the relation."""
+        return self._adjacency
 
     def get_epsilon(self, target_delta: float) -> float:
         """The smallest epsilon for which everything composed is (epsilon, target_delta)-DP, from above."""

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax import _derived
+from dpjax import _derived, composition
 from dpjax.interop._events import NOTHING, flat
 from dpjax.laws import check_adjacency, loss_law
 from dpjax.mechanisms import (
@@ -16,12 +16,10 @@ from dpjax.mechanisms import (
     Adjacency,
     Composed,
     ComposedOver,
-    FixedSizeSampled,
     MassAtInfinity,
     Mechanism,
     RandomAllocation,
     SelfComposed,
-    TruncatedPoissonSampled,
 )
 from dpjax.pairs import directions
 
@@ -89,27 +87,11 @@ def _schedule(pairs: list[tuple[Mechanism, float]]) -> Mechanism:
 
 # --------------------------------------------------------------------------------------------------------------------
 
-_SIZED = (FixedSizeSampled, TruncatedPoissonSampled)
-
-
-def asked_under(records: list[Mechanism], adjacency: Adjacency) -> Adjacency:
-    """The adjacency to ask under, so that the answer holds for ``adjacency``.
-
-    A record that is replaced by the zero record is replaced by a record of norm at most 1, so REPLACE_ONE is an upper bound for
-    REPLACE_SPECIAL where a sampler has no analysis of its own.
-    """
-    sized = lambda m: isinstance(m, _SIZED)
-    if adjacency is Adjacency.REPLACE_SPECIAL and any(
-        sized(m) for record in records for m in jax.tree.leaves(record, is_leaf=sized)
-    ):
-        return Adjacency.REPLACE_ONE
-    return adjacency
-
 
 def require_analysis(record: Mechanism, adjacency: Adjacency) -> None:
     """Raises NotImplementedError if a part of ``record`` has no analysis under ``adjacency``; computes nothing."""
     check_adjacency(record, adjacency)
-    for part, _ in flat(record):
+    for part, _ in flat(composition.reduced(record, adjacency)):
         base = part.mechanism if isinstance(part, RandomAllocation) else part
         leaves, structure = jax.tree.flatten(base)
         for direction in directions(adjacency):

@@ -26,6 +26,7 @@ from dpjax.laws.mixture import gaussian_mixture
 from dpjax.laws.renyi import renyi_law, zcdp_law
 from dpjax.laws.replaced import PoissonReplaceGaussian, PoissonReplaceLaplace, fixed_size_replace
 from dpjax.laws.sampled import poisson_add, poisson_remove
+from dpjax.laws.zeroed import ZeroedGaussian
 from dpjax.mechanisms import (
     ZCDP,
     Adjacency,
@@ -52,6 +53,7 @@ from dpjax.mechanisms import (
     TreeAggregation,
     TruncatedPoissonSampled,
 )
+from dpjax.mechanisms.sampling import FixedSizeSampledZeroed, TruncatedPoissonSampledZeroed
 
 _POISSON = {Adjacency.REMOVE: poisson_remove, Adjacency.ADD: poisson_add}
 
@@ -61,8 +63,14 @@ def _moves(direction: Adjacency) -> int:
     return 2 if direction is Adjacency.REPLACE_ONE else 1
 
 
+def _over(moves: float, noise: Any) -> Any:
+    """moves / noise; infinite, with derivative 0, without noise."""
+    some = noise != 0
+    return jnp.where(some, moves / jnp.where(some, noise, 1.0), jnp.inf)
+
+
 def _gaussian(record: Gaussian, direction: Adjacency) -> Law:
-    return GaussianLaw(_moves(direction) / record.noise_multiplier)
+    return GaussianLaw(_over(_moves(direction), record.noise_multiplier))
 
 
 def _equivalent(record: MatrixFactorization | TreeAggregation, direction: Adjacency) -> Law:
@@ -70,7 +78,7 @@ def _equivalent(record: MatrixFactorization | TreeAggregation, direction: Adjace
 
 
 def _laplace(record: Laplace, direction: Adjacency) -> Law:
-    return LaplaceLaw(_moves(direction) / record.noise_multiplier)
+    return LaplaceLaw(_over(_moves(direction), record.noise_multiplier))
 
 
 def _discrete_gaussian(record: DiscreteGaussian, direction: Adjacency) -> Law:
@@ -105,7 +113,7 @@ def _permute_and_flip(record: PermuteAndFlip, direction: Adjacency) -> Law:
 def _report_noisy_max(record: ReportNoisyMax, direction: Adjacency) -> Law:
     if not isinstance(record.noise, Laplace):
         raise NotImplementedError(f"{record!r} has no analysis: its noise must be Laplace.")
-    return LaplaceLaw(2 * _moves(direction) / record.noise.noise_multiplier)
+    return LaplaceLaw(_over(2 * _moves(direction), record.noise.noise_multiplier))
 
 
 def _either_way(record: Mechanism, direction: Adjacency, law: Law) -> Law:
@@ -131,9 +139,9 @@ def _poisson_replace(rate: Any, base: Mechanism) -> Law:
     while isinstance(base, PoissonSampled):
         rate, base = rate * base.sampling_probability, base.mechanism
     if isinstance(base, Gaussian):
-        return PoissonReplaceGaussian(rate, 1 / base.noise_multiplier)
+        return PoissonReplaceGaussian(rate, _over(1, base.noise_multiplier))
     if isinstance(base, Laplace):
-        return PoissonReplaceLaplace(rate, 1 / base.noise_multiplier)
+        return PoissonReplaceLaplace(rate, _over(1, base.noise_multiplier))
     raise NotImplementedError(
         f"No dominating pair is known for PoissonSampled over {type(base).__name__} under REPLACE_ONE."
     )
@@ -158,20 +166,44 @@ def _fixed_size(record: FixedSizeSampled, direction: Adjacency) -> Law:
     return _POISSON[direction](rate, base)
 
 
-def _truncated_poisson(record: TruncatedPoissonSampled, direction: Adjacency) -> Law:
-    """With ``size - 1`` other records: full, with probability ``full``, if ``limit`` of them are in the batch."""
-    size, rate, limit = record.dataset_size, record.sampling_probability, record.max_batch_size
+def _zeroed(rate: Any, record: FixedSizeSampled | TruncatedPoissonSampled, direction: Adjacency) -> Law:
+    """A batch of fixed size whose record is zeroed; a replacement by a record of norm at most 1 includes it."""
+    if not isinstance(record.mechanism, Gaussian):
+        return fixed_size_replace(rate, _replaced(record))
+    law = ZeroedGaussian(rate, _over(1, record.mechanism.noise_multiplier))
+    return law if direction is Adjacency.REMOVE else reverse(law)
+
+
+def _fixed_size_zeroed(record: FixedSizeSampledZeroed, direction: Adjacency) -> Law:
+    return _zeroed(record.sample_size / record.dataset_size, record, direction)
+
+
+def full_and_kept(size: Any, rate: Any, limit: Any) -> tuple[Any, Any, Any]:
+    """Of Poisson sampling with a limit: P(full), P(not full), and P(the record is drawn and kept | full).
+
+    A batch is full if ``limit`` of the ``size - 1`` other records are drawn.
+    """
     one_more = jnp.array([0.0, 1.0])
     (full, too_large), (rest, _) = jax.vmap(binomial_tails, (0, None, 0))(size - 1 + one_more, rate, limit + one_more)
     some = full > 0
-    # P(the record is drawn and kept | full) = E(rate limit / (others + 1) | full)
+    # E(rate limit / (others + 1) | full)
     kept = jnp.where(some, limit / size * too_large / jnp.where(some, full, 1.0), 0.0)
-    kept = jnp.minimum(kept, 1.0)
-    base = _replaced(record)
+    return full, rest, jnp.minimum(kept, 1.0)
+
+
+def _truncated_poisson(record: TruncatedPoissonSampled, direction: Adjacency) -> Law:
+    full, rest, kept = full_and_kept(record.dataset_size, record.sampling_probability, record.max_batch_size)
+    rate, base = record.sampling_probability, _replaced(record)
     if direction is Adjacency.REPLACE_ONE:
         return Blend(full, rest, fixed_size_replace(kept, base), _poisson_replace(rate, record.mechanism))
     sample = _POISSON[direction]
     return Blend(full, rest, sample(kept, base), sample(rate, loss_law(record.mechanism, direction)))
+
+
+def _truncated_poisson_zeroed(record: TruncatedPoissonSampledZeroed, direction: Adjacency) -> Law:
+    full, rest, kept = full_and_kept(record.dataset_size, record.sampling_probability, record.max_batch_size)
+    seldom = _POISSON[direction](record.sampling_probability, loss_law(record.mechanism, direction))
+    return Blend(full, rest, _zeroed(kept, record, direction), seldom)
 
 
 def _pure(record: PureDP, _: Adjacency) -> Law:
@@ -205,6 +237,7 @@ _BUILDERS: dict[type, Callable[..., Law]] = {
     DiscreteLaplace: _discrete_laplace,
     DiscreteLoss: _discrete_loss,
     FixedSizeSampled: _fixed_size,
+    FixedSizeSampledZeroed: _fixed_size_zeroed,
     Gaussian: _gaussian,
     Laplace: _laplace,
     MassAtInfinity: _mass_at_infinity,
@@ -219,22 +252,18 @@ _BUILDERS: dict[type, Callable[..., Law]] = {
     ReportNoisyMax: _report_noisy_max,
     TreeAggregation: _equivalent,
     TruncatedPoissonSampled: _truncated_poisson,
+    TruncatedPoissonSampledZeroed: _truncated_poisson_zeroed,
     ZCDP: _zcdp,
 }
 
 
 def check_adjacency(record: Mechanism, adjacency: Adjacency) -> None:
-    """Refuses what no sampler inside ``record`` has an analysis for, by name.
-
-    REPLACE_SPECIAL stands for ADD and REMOVE only where a zero record is as good as none: not if batches are full.
+    """Refuses what a sampler inside ``record`` has no analysis for, by name.
 
     Raises:
       NotImplementedError: see above.
     """
-    refused = {
-        Adjacency.REPLACE_SPECIAL: (FixedSizeSampled, TruncatedPoissonSampled),
-        Adjacency.REPLACE_ONE: (RandomAllocation,),
-    }.get(adjacency, ())
+    refused = (RandomAllocation,) if adjacency is Adjacency.REPLACE_ONE else ()
     for member in jax.tree.leaves(record, is_leaf=lambda m: isinstance(m, refused)):
         if isinstance(member, refused):
             raise NotImplementedError(f"{type(member).__name__} has no analysis under {adjacency.name}.")

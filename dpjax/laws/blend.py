@@ -54,3 +54,14 @@ class Blend(Law):
 
     def profile_below(self, x):
         return self._sum(self.first.profile_below(x), self.second.profile_below(x))
+
+    def _moments(self, first, second):
+        log = lambda share: jnp.where(share > 0, jnp.log(jnp.where(share > 0, share, 1.0)), -jnp.inf)
+        used = lambda share, moment: jnp.where(share > 0, log(share) + jnp.where(share > 0, moment, 0.0), -jnp.inf)
+        return jnp.logaddexp(used(self.weight, first), used(self.rest, second))
+
+    def log_moment_above(self, s, x):
+        return self._moments(self.first.log_moment_above(s, x), self.second.log_moment_above(s, x))
+
+    def log_moment_below(self, s, x):
+        return self._moments(self.first.log_moment_below(s, x), self.second.log_moment_below(s, x))

@@ -41,5 +41,6 @@ from dpjax.mechanisms.sampling import RandomAllocation as RandomAllocation
 from dpjax.mechanisms.sampling import ShuffledBatches as ShuffledBatches
 from dpjax.mechanisms.sampling import TruncatedPoissonSampled as TruncatedPoissonSampled
 from dpjax.mechanisms.sampling import dpsgd as dpsgd
+from dpjax.mechanisms.sampling import zeroed as zeroed
 from dpjax.mechanisms.selection import PermuteAndFlip as PermuteAndFlip
 from dpjax.mechanisms.selection import ReportNoisyMax as ReportNoisyMax

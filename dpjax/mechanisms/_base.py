@@ -40,6 +40,7 @@ class Mechanism:
     # Whether some mechanism and neighbours have the dominating pair that is used: "composed" too, as runs of "single" ones
     # only, or "never", the pair being a bound. Otherwise nothing is known from below.
     ATTAINED = "composed"
+    ATTAINED_REPLACED = ""  # the same under REPLACE_ONE, where it differs
 
     __array_ufunc__ = None  # np.array([1, 2]) * step is refused instead of becoming an object array
 
@@ -169,8 +170,12 @@ class ComposedOver(Mechanism):
 COMPOSITIONS = (SelfComposed, Composed, ComposedOver)
 
 
-def attained(record: Mechanism) -> bool:
+def attained(record: Mechanism, adjacency: Adjacency) -> bool:
     """Whether an answer about the dominating pairs of ``record`` is one about a mechanism that it describes."""
-    is_claim = lambda m: isinstance(m, Mechanism) and m.ATTAINED != "composed"
+
+    def how(m: Mechanism) -> str:
+        return (adjacency is Adjacency.REPLACE_ONE and m.ATTAINED_REPLACED) or m.ATTAINED
+
+    is_claim = lambda m: isinstance(m, Mechanism) and how(m) != "composed"
     claims = [m for m in jax.tree.leaves(record, is_leaf=is_claim) if is_claim(m)]
-    return not claims or (claims[0] is record and record.ATTAINED == "single")
+    return not claims or (claims[0] is record and how(record) == "single")

@@ -80,8 +80,9 @@ class FixedSizeSampled(Mechanism):
 
     Two batches of one size differ by a replacement, so ``mechanism`` enters with its analysis under replace-one, whatever the
     adjacency: ``Gaussian(s)`` has there the sensitivity 2, as much as noise s / 2 with sensitivity 1. Under ADD_OR_REMOVE_ONE
-    ``dataset_size`` is that of the larger dataset. REPLACE_SPECIAL is refused: a batch with the zeroed record is no
-    batch without it.
+    ``dataset_size`` is that of the larger dataset. Under REPLACE_SPECIAL the zeroed record keeps its place in the batch: it
+    displaces another one, but moves the sum only half as far as a replacement. That is used for ``Gaussian``; other mechanisms
+    cost as much as under REPLACE_ONE.
 
     Attributes:
       dataset_size: number of records, >= 1, a whole number.
@@ -92,13 +93,15 @@ class FixedSizeSampled(Mechanism):
       ValueError: a concrete field is out of range, or ``mechanism`` is itself a sampler of a dataset of known size.
 
     Guarantee: arXiv 2106.08567, Theorem 11, for ADD and REMOVE; advanced joint convexity (arXiv 1807.01647, Theorem 2) for
-    REPLACE_ONE.
+    REPLACE_ONE and REPLACE_SPECIAL, where each order has its own worst neighbours: compositions are bounded from above only.
 
     Example:
       >>> import dpjax
       >>> dpjax.FixedSizeSampled(60_000, 600, dpjax.Gaussian(2.0))
       FixedSizeSampled(60000, 600, Gaussian(2))
     """
+
+    ATTAINED_REPLACED = "single"  # orders above and below 1 have different worst neighbours
 
     dataset_size: ArrayLike
     sample_size: ArrayLike
@@ -121,8 +124,8 @@ class FixedSizeSampled(Mechanism):
 class TruncatedPoissonSampled(Mechanism):
     """Poisson sampling into batches of static shape: of a batch that is too large, a random part of ``max_batch_size`` is used.
 
-    A full batch is one of fixed size, so ``mechanism`` needs an analysis under replace-one too. REPLACE_SPECIAL is refused:
-    the zeroed record takes a place in a full batch.
+    A full batch is one of fixed size, so ``mechanism`` needs an analysis under replace-one too. Under REPLACE_SPECIAL the zeroed
+    record is drawn as any other and takes a place in a full batch; ``FixedSizeSampled`` says what that costs.
 
     Attributes:
       dataset_size: number of records (of the larger dataset, under ADD_OR_REMOVE_ONE), >= 1, a whole number.
@@ -160,6 +163,52 @@ class TruncatedPoissonSampled(Mechanism):
         _whole("dataset_size", self.dataset_size, 1.0)
         _probability(self.sampling_probability)
         _whole("max_batch_size", self.max_batch_size, 1.0)
+
+
+@node
+class FixedSizeSampledZeroed(FixedSizeSampled):
+    """``FixedSizeSampled`` as it is asked about under REPLACE_SPECIAL, in the place of ADD and REMOVE."""
+
+    @property
+    def ATTAINED(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Orders above and below 1 have different worst neighbours; other mechanisms are bounded by replacements."""
+        return "single" if isinstance(self.mechanism, Gaussian) else "never"
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("Zeroed", "", 1)
+
+
+@node
+class TruncatedPoissonSampledZeroed(TruncatedPoissonSampled):
+    """``TruncatedPoissonSampled`` as it is asked about under REPLACE_SPECIAL, in the place of ADD and REMOVE."""
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("Zeroed", "", 1)
+
+
+_ZEROED: dict[type, type] = {
+    FixedSizeSampled: FixedSizeSampledZeroed,
+    TruncatedPoissonSampled: TruncatedPoissonSampledZeroed,
+}
+
+
+def zeroed(record: Any) -> Any:
+    """``record`` to be asked about under REPLACE_SPECIAL by its directions, ADD and REMOVE.
+
+    An absent record leaves its place in a batch to another one, a zero record does not.
+    """
+    known = lambda m: type(m) in _ZEROED
+    leaves, structure = jax.tree.flatten(record, is_leaf=known)
+    if not any(map(known, leaves)):
+        return record
+    return jax.tree.unflatten(structure, [_copied(m) if known(m) else m for m in leaves])
+
+
+def _copied(record: Any) -> Any:
+    out = object.__new__(_ZEROED[type(record)])
+    for name in record.__dataclass_fields__:
+        object.__setattr__(out, name, getattr(record, name))
+    return out
 
 
 @node

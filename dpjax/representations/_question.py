@@ -21,7 +21,7 @@ def required(mechanism: Any, adjacency: Any) -> Mechanism:
         raise TypeError(f"mechanism must be a dpjax mechanism; got {mechanism!r}.")
     _validate.one_of("adjacency", adjacency, tuple(Adjacency))
     composition.check(mechanism)
-    return composition.reduced(mechanism)
+    return composition.reduced(mechanism, adjacency)
 
 
 def members(record: Mechanism) -> list[Mechanism]:

@@ -71,7 +71,7 @@ def renyi(mechanism: Mechanism, order: ArrayLike, *, adjacency: Adjacency = Adja
     number = _validate.number("order", order)
     _validate.in_range("order", number, 0.0, low_open=True)
     composition.check(mechanism)
-    mechanism = composition.reduced(mechanism)
+    mechanism = composition.reduced(mechanism, adjacency)
     laid = composition.layout(mechanism, number)
     question = _Question(laid.structure, adjacency)
     args = (*laid.leaves, laid.given)

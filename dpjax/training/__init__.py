@@ -38,9 +38,9 @@ sufficient statistic of what was run, and ``privacy_spent`` turns it into epsilo
 
 **What goes wrong elsewhere.** Noise is added once per step to the *sum* over the whole batch, not to a mean and not to
 each micro-batch; the noisy sum is divided by the *expected* batch size; batches cut from a shuffled dataset are not Poisson
-samples; ``optax.masked`` around a private transformation lets all other leaves pass without noise, and nothing counts that,
-so it is for parameters that are frozen. Where these can be seen they are refused: ``update`` checks the shapes of gradients, and
-asks for the mask that a Poisson batch has.
+samples; ``optax.masked`` around a private transformation lets all other leaves pass without noise, and nothing counts that.
+Where these can be seen they are refused: ``init`` sees masks (``allow_masked=True`` is for parameters that are frozen), ``update``
+checks the shapes of gradients, and asks for the mask that a Poisson batch has.
 """
 
 from dpjax.training.aggregate import PrivacyState, private_aggregate, private_sum

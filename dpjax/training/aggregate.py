@@ -42,6 +42,7 @@ def private_aggregate(
     key: jax.Array | int,
     *,
     expected_batch_size: ArrayLike | None = None,
+    allow_masked: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Clips per-example gradients, adds noise to their sum, divides by the expected batch size, and counts the step.
 
@@ -65,6 +66,9 @@ def private_aggregate(
       expected_batch_size: what the noisy sum is divided by: the number of examples expected in a whole batch, all
         micro-batches included; a schedule may have one for each step. Follows from ``TruncatedPoissonSampled`` and
         ``FixedSizeSampled``. The actual size of a Poisson batch is private, and dividing by it is not what is analysed.
+      allow_masked: ``optax.masked`` and ``optax.partition`` hide leaves from what they wrap. Hidden gradients are neither clipped
+        nor noised, and nothing counts them, so that is refused. True says that what becomes of them is not private: that
+        ``optax.set_to_zero`` freezes those parameters, for example.
 
     Returns:
       A transformation whose ``update`` takes ``mask=``, which examples of a padded batch count. For Poisson batches it is
@@ -78,8 +82,8 @@ def private_aggregate(
 
     Raises:
       TypeError: ``mechanism`` is not a step of Gaussian noise, or ``expected_batch_size`` is missing.
-      ValueError: an argument is out of range; ``expected_batch_size`` contradicts ``mechanism``; or, in ``update``,
-        gradients are not per example.
+      ValueError: an argument is out of range; ``expected_batch_size`` contradicts ``mechanism``; in ``init`` or ``update``,
+        leaves are hidden; or, in ``update``, gradients are not per example.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
@@ -96,7 +100,9 @@ def private_aggregate(
       0.199450
     """
     l2_norm_clip = positive("l2_norm_clip", l2_norm_clip)
-    noisy = private_sum(l2_norm_clip, mechanism, key, expected_batch_size=expected_batch_size)
+    noisy = private_sum(
+        l2_norm_clip, mechanism, key, expected_batch_size=expected_batch_size, allow_masked=allow_masked
+    )
     plan = _steps.steps_of(mechanism)
 
     def update(updates, state, params=None, *, mask=None, mechanism=None, noise_multiplier=None, **unused):
@@ -114,6 +120,7 @@ def private_sum(
     key: jax.Array | int,
     *,
     expected_batch_size: ArrayLike | None = None,
+    allow_masked: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """``private_aggregate`` without the clipping: its updates are sums of gradients that were clipped already.
 
@@ -126,6 +133,7 @@ def private_sum(
         ``sensitivity()``, whatever its ``normalize_by``.
       mechanism, key: as for ``private_aggregate``.
       expected_batch_size: what the noisy sum is divided by; 1 for what has been divided already.
+      allow_masked: as for ``private_aggregate``.
 
     Returns:
       A transformation of clipped sums.
@@ -156,13 +164,14 @@ def private_sum(
     implementation = jax.random.key_impl(key)
 
     def init(params):
-        del params
+        _require_all(params, allow_masked)
         return PrivacyState(plan.start(), jnp.array(jax.random.key_data(key)), jnp.asarray(mark), Frozen(plan))
 
     def update(updates, state, params=None, *, mechanism=None, noise_multiplier=None, **unused):
         import optax
 
         require_state(state, plan)
+        _require_all(updates, allow_masked)
         if params is not None and not _alike(updates, params):
             raise ValueError(_WRONG_SUM.format(_shapes(updates), _shapes(params)))
         step = plan.next(state.count, mechanism, noise_multiplier)
@@ -176,6 +185,23 @@ def private_sum(
         return noisy, state._replace(count=step.count, rng_key=jax.random.key_data(drawn.rng_key))  # pyright: ignore[reportAttributeAccessIssue]
 
     return _extra_args(init, update)
+
+
+_MASKED = (
+    "{} of the parameters are hidden from this transformation by optax.masked, optax.partition or another mask: their gradients "
+    "would pass unclipped and without noise, and privacy_spent would not count them. Wrap the transformations after it instead, "
+    "or, if those parameters are frozen (optax.set_to_zero) or their gradients not private, say so with allow_masked=True."
+)
+
+
+def _require_all(tree: Any, allow_masked: bool) -> None:
+    """Raises if a mask hides leaves."""
+    import optax
+
+    hidden = lambda x: isinstance(x, optax.MaskedNode)
+    count = 0 if allow_masked else sum(map(hidden, jax.tree.leaves(tree, is_leaf=hidden)))
+    if count:
+        raise ValueError(_MASKED.format(count))
 
 
 _WRONG_SUM = (

@@ -139,3 +139,84 @@ def test_refusals():
         cost(1.0, "rho")
     with pytest.raises(ValueError, match="noise_multiplier = -1"):
         cost(mech.Gaussian(-1.0), "rho")
+
+
+def blended_truth(order, sigma, parts, remove):
+    """log of the mean of exp((order - 1) D) over (probability, noise, rate)."""
+    gap = mp.mpf(float(order)) - 1
+    mean = sum(p * mp.exp(gap * truth(order, s, q, remove)) for p, s, q in parts if p > 0)
+    return mp.log(mean) / gap
+
+
+def kept_and_full(size, rate, limit):
+    """P(``limit`` of the others are drawn), and that the record is drawn and kept then: sums of binomial terms."""
+    size, limit, rate = int(size), int(limit), mp.mpf(float(rate))
+    full = kept = mp.mpf(0)
+    for drawn in range(limit, size):
+        weight = mp.binomial(size - 1, drawn) * rate**drawn * (1 - rate) ** (size - 1 - drawn)
+        full, kept = full + weight, kept + weight * rate * limit / (drawn + 1)
+    return full, kept / full if full else full
+
+
+@pytest.mark.parametrize("direction", [Adjacency.REMOVE, Adjacency.ADD])
+def test_batches_of_limited_size(either, direction):
+    """From above, and close: the pair is a coin that is seen, over two Poisson-sampled Gaussians."""
+    orders = [1.5, 4.0, 40.0]
+    for size, rate, limit, sigma in ((50, 0.1, 8, 2.0), (20, 0.5, 3, 4.0), (100, 0.01, 60, 2.0), (6, 1.0, 2, 3.0)):
+        rate = float(np.asarray(jnp.asarray(rate)))  # the number that a float32 stands for
+        found = np.asarray(
+            cost(mech.TruncatedPoissonSampled(size, rate, limit, mech.Gaussian(sigma)), "renyi", direction, orders)[0]
+        )
+        full, share = kept_and_full(size, rate, limit)
+        parts = [(full, sigma / 2, float(share)), (1 - full, sigma, min(rate, 1 - 1e-12))]
+        for order, value in zip(orders, found, strict=True):
+            exact = blended_truth(order, sigma, parts, direction is Adjacency.REMOVE)
+            assert exact * (1 - mp.mpf(10) ** -11) <= value <= exact * (1 + (1e-9 if either else 1e-3)), (size, order)
+
+
+def test_batches_of_fixed_size(f32):
+    found = cost(mech.FixedSizeSampled(50, 5, mech.Gaussian(4.0)), "renyi", order=[2.0, 8.0])[0]
+    poisson = cost(mech.PoissonSampled(0.1, mech.Gaussian(2.0)), "renyi", order=[2.0, 8.0])[0]
+    np.testing.assert_allclose(found, poisson, rtol=1e-4)
+    assert (np.asarray(found) >= np.asarray(poisson) * (1 - 1e-6)).all()
+
+
+def test_sized_batches_at_their_limits(f32):
+    gaussian = mech.Gaussian(2.0)
+    ask = lambda m: value(cost(m, "renyi", order=3.0))
+    truncated = lambda n, q, b, base=gaussian: mech.TruncatedPoissonSampled(n, q, b, base)
+    assert ask(truncated(9, 0.0, 3)) == 0 and ask(mech.FixedSizeSampled(9, 0, gaussian)) == 0
+    assert ask(truncated(9, 0.3, 3, mech.Gaussian(0.0))) == np.inf
+    np.testing.assert_allclose(ask(truncated(9, 0.3, 9)), ask(mech.PoissonSampled(0.3, gaussian)), rtol=1e-5)
+    np.testing.assert_allclose(ask(truncated(9, 1.0, 3)), ask(mech.FixedSizeSampled(9, 3, gaussian)), rtol=1e-5)
+    # 2^24 + 1 records are no float32, and the answer is that of so many
+    many = ask(truncated(2**24 + 1, 1e-3, 16700, mech.Gaussian(1.0)))
+    assert 0 < many < 0.1
+
+
+@pytest.mark.slow
+def test_sized_batches_in_schedules_and_traces(f32):
+    step = lambda q: mech.TruncatedPoissonSampled(50, q, 8, mech.Gaussian(2.0))
+    each = [value(cost(step(q), "renyi", order=2.0)) for q in (0.05, 0.1)]
+    schedule = mech.ComposedOver(step(np.array([0.05, 0.1])))
+    np.testing.assert_allclose(value(cost(schedule, "renyi", order=2.0)), sum(each), rtol=1e-5)
+    np.testing.assert_allclose(value(cost(step(0.1) * 7, "renyi", order=2.0)), 7 * each[1], rtol=1e-5)
+    traced = jax.jit(lambda q: cost(step(q), "renyi", order=2.0)[0])
+    np.testing.assert_allclose([traced(q) for q in (0.05, 0.1)], each, rtol=1e-5)
+    assert np.isnan(traced(1.5)) and np.isnan(traced(-0.1))
+    fixed = jax.jit(lambda n: cost(mech.FixedSizeSampled(50, n, mech.Gaussian(2.0)), "renyi", order=2.0)[0])
+    assert np.isnan(fixed(51.0)) and np.isnan(fixed(2.5)) and fixed(5.0) > 0
+
+
+def test_sized_batches_are_refused_where_there_is_no_price():
+    for record in (
+        mech.TruncatedPoissonSampled(50, 0.1, 8, mech.Gaussian(2.0)), mech.FixedSizeSampled(50, 5, mech.Gaussian(2.0))
+    ):  # fmt: skip
+        for unit in ("rho", "mu_squared"):
+            with pytest.raises(TypeError, match="use RenyiFilter"):
+                cost(record, unit)
+        for adjacency in (Adjacency.REPLACE_ONE, Adjacency.REPLACE_SPECIAL):
+            with pytest.raises(ValueError, match="dpjax.renyi says"):
+                cost(record, "renyi", adjacency, 2.0)
+    with pytest.raises(TypeError, match="sampled Laplace"):
+        cost(mech.FixedSizeSampled(50, 5, mech.Laplace(2.0)), "renyi", order=2.0)

@@ -22,6 +22,7 @@ from dpjax.laws.replaced import (
     fixed_size_replace,
 )
 from dpjax.laws.sampled import MixedLaw, poisson_add
+from dpjax.laws.zeroed import ZeroedGaussian
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 U = mp.mpf(2) ** -53
@@ -106,12 +107,24 @@ def exact(tails, parameters, x, q_infinite=0):
     )
 
 
+def zeroed_gaussian_tails(rate, mu, x):
+    """Above 0 the loss crosses x where c e^(-3 mu^2 / 2) y^2 - c e^x y - (1 - rate)(e^x - 1) = 0, c = rate e^(-mu^2 / 2)."""
+    if x < 0:
+        return reversed_tails(mixed_tails)(rate, mu, x)
+    c, e = rate * mp.exp(-mu * mu / 2), mp.exp(x)
+    a = c * mp.exp(-3 * mu * mu / 2)
+    u = mp.log((c * e + mp.sqrt(c * c * e * e + 4 * a * (1 - rate) * (e - 1))) / (2 * a)) / mu
+    mix = lambda shift, sign: (1 - rate) * ndtr(sign * u) + rate * ndtr(sign * (u - shift))
+    return mix(2 * mu, -1), mix(mu, -1), mix(2 * mu, 1), mix(mu, 1)
+
+
 LAWS = {
     "remove": (lambda r, mu: MixedLaw(r, GaussianLaw(mu)), mixed_tails),
     "add": (lambda r, mu: poisson_add(r, GaussianLaw(mu)), reversed_tails(mixed_tails)),
     "replace_gaussian": (PoissonReplaceGaussian, replace_gaussian_tails),
     "replace_laplace": (PoissonReplaceLaplace, replace_laplace_tails),
     "fixed_size_replace": (lambda r, mu: FixedSizeReplaceLaw(r, GaussianLaw(mu)), fixed_size_tails),
+    "zeroed_gaussian": (ZeroedGaussian, zeroed_gaussian_tails),
     "shifted": (lambda s, mu: Shifted(s, GaussianLaw(mu)), shifted_tails),
 }
 

@@ -386,7 +386,17 @@ def aggregate(mechanism=STEP, clip=1.0, size=8):
 
 TRUNCATED = dpjax.TruncatedPoissonSampled(100, 0.1, 16, dpjax.Gaussian(2.0))
 FIXED = dpjax.FixedSizeSampled(100, 16, dpjax.Gaussian(2.0))
+ONLY_A = {"a": True, "b": False}
 REFUSED = {
+    "masked": (lambda: optax.masked(aggregate(), ONLY_A).init(PARAMS), ValueError, "1 of the parameters are hidden"),
+    "masked by label": (
+        lambda: optax.partition({"noisy": aggregate(), "plain": optax.sgd(1.0)}, {"a": "noisy", "b": "plain"}).init(PARAMS),
+        ValueError, "allow_masked=True",
+    ),
+    "masked sum": (
+        lambda: optax.masked(training.private_sum(1.0, STEP, 0, expected_batch_size=8), ONLY_A).init(PARAMS),
+        ValueError, "privacy_spent would not count them",
+    ),
     "clip 0": (lambda: aggregate(clip=0.0), ValueError, "l2_norm_clip = 0.0"),
     "no size": (lambda: aggregate(size=None), TypeError, "expected_batch_size is missing"),
     "size 0": (lambda: aggregate(size=0), ValueError, "expected_batch_size = 0"),
@@ -462,6 +472,19 @@ def test_refused(case):
     call, error, words = REFUSED[case]
     with pytest.raises(error, match=words):
         call()
+
+
+def test_frozen_parameters_may_be_hidden():
+    """What is released is what the private transformation sees."""
+    private = training.private_aggregate(1.0, STEP, 0, expected_batch_size=8, allow_masked=True)
+    optimizer = optax.partition({"noisy": private, "frozen": optax.set_to_zero()}, {"a": "noisy", "b": "frozen"})
+    state = optimizer.init(PARAMS)
+    updates, state = optimizer.update(gradients(), state, PARAMS, mask=ALL)
+    alone = training.private_aggregate(1.0, STEP, 0, expected_batch_size=8)
+    mine = {"a": PARAMS["a"]}
+    expected, _ = alone.update({"a": gradients()["a"]}, alone.init(mine), mine, mask=ALL)
+    assert equal(updates["a"], expected["a"]) and not np.any(updates["b"])
+    assert training.mechanism_run(state).count == 1
 
 
 def test_one_program_for_all_steps():
