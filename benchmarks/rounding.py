@@ -50,7 +50,15 @@ def evaluate(problem, plan, eps):
 def rows_of(factors, tilt, real_step):
     """Each component with its inner nodes, as `long_double.trapezoid` takes them."""
     low, high, height, step, mean, fine = (
-        np.asarray(a)[0] for a in (tilt.inner.window.low, tilt.inner.window.high, tilt.inner.height, tilt.inner.step, tilt.inner.real.mean, real_step)
+        np.asarray(a)[0]
+        for a in (
+            tilt.inner.window.low,
+            tilt.inner.window.high,
+            tilt.inner.height,
+            tilt.inner.step,
+            tilt.inner.real.mean,
+            real_step,
+        )
     )
     number = lambda step: np.ceil((high - low) / step).astype(int) + 1
     real, above = zip(fine, number(fine), strict=True), zip(height, step, number(step), strict=True)

@@ -177,7 +177,15 @@ def test_rounding_is_below_a_third_of_its_bound(family):
     tilt, on, at, certificate = evaluate(problem, plan, eps)
     fine = cumulant.real_step(problem.pair, plan.s, 0 * problem.pair.sigma)
     low, high, height, step, fine, mean = (
-        np.asarray(a)[:, 0] for a in (tilt.inner.window.low, tilt.inner.window.high, tilt.inner.height, tilt.inner.step, fine, tilt.inner.real.mean)
+        np.asarray(a)[:, 0]
+        for a in (
+            tilt.inner.window.low,
+            tilt.inner.window.high,
+            tilt.inner.height,
+            tilt.inner.step,
+            fine,
+            tilt.inner.real.mean,
+        )
     )
     number = lambda step: np.ceil((high - low) / step).astype(int) + 1
     counts, of_k = number(step), number(fine)
