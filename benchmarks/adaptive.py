@@ -7,9 +7,9 @@ adaptive epsilon that an adversary gains by adapting. Times are of this process:
 """
 
 import argparse
-import time
 
 import numpy as np
+from measuring import timed
 
 from dpjax import bounded_range as br
 
@@ -22,12 +22,8 @@ def main() -> None:
     rng = np.random.default_rng(0)
     for k in (10, 100, 1000, 3000):
         for name, args, options in (("", 0.1, {"count": k}), (" unequal", rng.uniform(0.05, 0.15, k), {})):
-            began = time.perf_counter()
-            bounds = br.epsilon_bounds(1e-6, args, **options)
-            first = time.perf_counter() - began
-            began = time.perf_counter()
-            br.epsilon_bounds(1e-6, args, **options)
-            again = time.perf_counter() - began
+            call = lambda args=args, options=options: br.epsilon_bounds(1e-6, args, **options)
+            first, again, _, bounds = timed(call, repeats=1)
             at = br.delta_bounds(bounds.upper, args, **options)
             cost = "-"
             if not name:

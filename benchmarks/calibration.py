@@ -7,9 +7,9 @@ call, which compiles, is timed apart; the peer is asked for the first two of the
 """
 
 import argparse
-import time
 
 import numpy as np
+from measuring import headline, log_uniform, machine, once, timed
 
 import dpjax
 
@@ -19,15 +19,8 @@ DELTA = 1e-5
 def questions(n, seed=0):
     """(epsilons, sampling probabilities, steps), log-uniform."""
     rng = np.random.default_rng(seed)
-    log_uniform = lambda low, high: np.exp(rng.uniform(np.log(low), np.log(high), n))
-    return log_uniform(0.3, 10), log_uniform(1e-3, 0.05), np.round(log_uniform(1e2, 1e4))
-
-
-def timed(call):
-    """(seconds, seconds of processor time, the answer)."""
-    start, processor = time.perf_counter(), time.process_time()
-    answer = call()
-    return time.perf_counter() - start, time.process_time() - processor, answer
+    epsilons, qs = log_uniform(rng, 0.3, 10, n), log_uniform(rng, 1e-3, 0.05, n)
+    return epsilons, qs, np.round(log_uniform(rng, 1e2, 1e4, n))
 
 
 def main():
@@ -36,8 +29,8 @@ def main():
     epsilons, qs, steps = questions(parser.parse_args().calibrations)
     make = lambda sigma: dpjax.dpsgd(sigma, qs, steps)
     calibrate = lambda: dpjax.calibrate(make, epsilon=epsilons, delta=DELTA)
-    first, _, _ = timed(calibrate)
-    warm, processor, noise = timed(calibrate)
+    print(headline(machine()))
+    first, warm, processor, noise = timed(calibrate, repeats=1)
     spent = dpjax.epsilon(make(noise), delta=DELTA)
     print(
         f"dpjax: {noise.size} calibrations in {warm:.2f} s, {processor:.2f} s of processor time (first call {first:.1f} s)"
@@ -60,7 +53,7 @@ def main():
             found.append(dp_accounting.calibrate_dp_mechanism(pld.PLDAccountant, event, float(epsilon), DELTA))
         return np.array(found)
 
-    other, other_processor, theirs = timed(peer)
+    _, other, other_processor, theirs = once(peer)
     print(f"dp_accounting: 2 calibrations in {other:.2f} s, {other_processor:.2f} s of processor time")
     print(f"  noise relative to dpjax's: {theirs / noise[:2]}")
     print(f"ratio: {noise.size} in one batch take {warm / other:.2f} of the time of the other's 2")

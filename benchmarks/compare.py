@@ -1,21 +1,35 @@
 """Asks dpjax and other accountants the same questions, and prints each one's error and time.
 
-    pip install . dp-accounting prv-accountant opake-accounting opake-dpsgd
+    pip install . dp-accounting prv-accountant opake-accounting opake-dpsgd opacus autodp
     python benchmarks/compare.py [--only dpjax,dp_accounting_pld] [--questions]
+    python benchmarks/compare.py --batch 4096 [--only dp_accounting_pld] [--seconds 20] [--json FILE]
 
 The questions are DP-SGD runs: epsilon at a delta, and delta at an epsilon, with stored references (tests/oracles). Epsilon
 is that of both directions (add and remove, the larger); delta is that of the larger one too. Each question is asked from
 scratch, as the library's documentation shows, with its default accuracy; an accountant that is missing is skipped. "low"
 counts answers below the exact value by more than 1e-9 of it: promises that do not hold.
+
+With --batch, dpjax answers N configurations in one call and the others in a loop, each for at most so many seconds: a product
+grid, in which a loop shares steps and compositions, and a random batch. "dpjax faster" is the ratio of the times of one
+answer. "off" is the distance from dpjax's estimate, "below" counts answers below its certified lower end. Of the others only
+dp_accounting's PLD has a call that answers a batch, many deltas of one run: that is the last table.
 """
 
 import argparse
+import functools
 import json
+import logging
 import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from accountants import ACCOUNTANTS
+from measuring import headline, machine, markdown, once, timed, write_json
+from sweeps import product_grid, random_columns
+
+import dpjax
 
 ORACLES = Path(__file__).parent.parent / "tests" / "oracles"
 SETTINGS = [  # noise multiplier, sampling probability, steps, as the references write them
@@ -48,96 +62,117 @@ def _setting(row) -> tuple:
     return row["noise_multiplier"], row["sampling_probability"], row["steps"]
 
 
-# Each of these returns a function of (kind, noise multiplier, sampling probability, steps, given), or raises ImportError.
+# --------------------------------------------------------------------------------------------------------------------
+# Batches
 
 
-def dpjax_():
-    import dpjax
-
-    def ask(kind, sigma, q, steps, given):
-        run = dpjax.dpsgd(sigma, q, steps)
-        return float(dpjax.epsilon(run, delta=given) if kind == "epsilon" else dpjax.delta(run, epsilon=given))
-
-    return ask
-
-
-def dpjax_1e6():
-    import dpjax
-
-    def ask(kind, sigma, q, steps, given):
-        run = dpjax.dpsgd(sigma, q, steps)
-        if kind == "epsilon":
-            return float(dpjax.epsilon(run, delta=given, rtol=1e-6))
-        return float(dpjax.delta(run, epsilon=given, rtol=1e-6))
-
-    return ask
-
-
-def dp_accounting_pld():
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
-    def ask(kind, sigma, q, steps, given):
-        run = pld.from_gaussian_mechanism(sigma, sampling_prob=q).self_compose(steps)
-        return run.get_epsilon_for_delta(given) if kind == "epsilon" else run.get_delta_for_epsilon(given)
-
-    return ask
+def batches(names, n, seconds):
+    """dpjax answering n configurations in one call against each of the others in a loop; a table for each kind of batch."""
+    product = product_grid(n)
+    product = dict(zip(product, np.meshgrid(*product.values(), indexing="ij"), strict=True))
+    tables = {}
+    for kind, columns in (("product", product), ("random", random_columns(n))):
+        columns = [np.ravel(column) for column in columns.values()]
+        run, delta = dpjax.dpsgd(*columns[:3]), columns[3]
+        ours = timed(functools.partial(dpjax.epsilon_bounds, run, delta, rtol=1e-6), 2)
+        ends = Ends(*ours.answer[:3])
+        rows = [_row("dpjax, one call", n, ours, 1, 1, ends.upper, ends)]
+        # whole rows of the grid, which share, in a random order
+        pairs = np.unique(columns[0] + 1j * columns[1], return_inverse=True)[1]
+        order = np.argsort(np.random.default_rng(0).permutation(n)[pairs], kind="stable")
+        for name, accountant in available(names):
+            try:
+                theirs = looped(accountant, [column[order] for column in columns], seconds)
+            except Exception as problem:  # a peer that fails on a question is part of the result
+                print(f"{kind}: {name} failed: {type(problem).__name__}: {problem}"[:150])
+                continue
+            m = len(theirs.answer)
+            ratios = theirs.wall / m * n / ours.wall, theirs.processor / m * n / ours.processor
+            rows.append(_row(name, m, theirs, *ratios, theirs.answer, Ends(*(x[order[:m]] for x in ends))))
+        tables[f"{kind} batch of {n}, epsilons"] = rows
+    return tables
 
 
-def dp_accounting_rdp():
-    import dp_accounting
-    from dp_accounting.rdp import RdpAccountant
+def looped(accountant, columns, seconds):
+    """Timing of epsilons one after the other, for so many seconds; the answer is those that were reached.
 
-    def ask(kind, sigma, q, steps, given):
-        accountant = RdpAccountant()
-        step = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma))
-        accountant.compose(dp_accounting.SelfComposedDpEvent(step, steps))
-        return accountant.get_epsilon(given) if kind == "epsilon" else accountant.get_delta(given)
+    What a library lets a loop share, a step and its compositions, is shared between neighbouring configurations.
+    """
+    accountant.ask("epsilon", 1.0, 0.01, 1000, 1e-5)  # what it does only once
+    step = functools.lru_cache(1)(accountant.step)
+    run = functools.lru_cache(1)(lambda sigma, q, k: accountant.run(step(sigma, q), k))
 
-    return ask
+    def loop():
+        answers, end = [], time.perf_counter() + seconds
+        for sigma, q, k, delta in zip(*(column.tolist() for column in columns), strict=True):
+            answers.append(float(accountant.epsilon(run(sigma, q, int(k)), delta)))
+            if time.perf_counter() > end:
+                break
+        return np.array(answers)
 
-
-def prv_accountant_():
-    from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant
-
-    def ask(kind, sigma, q, steps, given):
-        step = PoissonSubsampledGaussianMechanism(sampling_probability=q, noise_multiplier=sigma)
-        delta_error = given / 1000 if kind == "epsilon" else 1e-10
-        accountant = PRVAccountant([step], eps_error=0.01, delta_error=delta_error, max_self_compositions=[steps])
-        if kind == "epsilon":
-            return accountant.compute_epsilon(given, [steps])[2]
-        return accountant.compute_delta(given, [steps])[2]
-
-    return ask
+    return once(loop)
 
 
-def opake_accounting():
-    try:
-        from opake.dpsgd import accounting
-    except TypeError as error:  # opake 0.16 does not import on some Pythons, 3.11.7 and 3.12.1 among them
-        raise ImportError(f"opake: {error}") from None
+def curve(names, n):
+    """The one batch call that a peer has: many deltas of one run, by dp_accounting's PLD."""
+    epsilons = np.linspace(0.1, 4, n)
+    ours = timed(lambda: dpjax.delta_bounds(dpjax.dpsgd(1.0, 0.01, 1000), epsilons, rtol=1e-6), 2)
+    ends = Ends(*ours.answer[:3])
+    rows = [_row("dpjax, one call", n, ours, 1, 1, ends.upper, ends)]
+    for name, accountant in available(set(names) & {"dp_accounting_pld"}):
 
-    def ask(kind, sigma, q, steps, given):
-        run = accounting.poisson(accounting.gaussian(sigma), sample_rate=q) * steps
-        return run.epsilon_at(given) if kind == "epsilon" else run.delta_at(given)
+        def ask(accountant=accountant):
+            return np.asarray(accountant.delta(accountant.run(accountant.step(1.0, 0.01), 1000), epsilons))
 
-    return ask
-
-
-ACCOUNTANTS = {
-    "dpjax": dpjax_,
-    "dpjax rtol=1e-6": dpjax_1e6,
-    "dp_accounting_pld": dp_accounting_pld,
-    "dp_accounting_rdp": dp_accounting_rdp,
-    "prv_accountant": prv_accountant_,
-    "opake": opake_accounting,
-}
+        theirs = timed(ask, 2)
+        ratios = theirs.wall / ours.wall, theirs.processor / ours.processor
+        rows.append(_row(name + ", one call", n, theirs, *ratios, theirs.answer, ends))
+    return {f"{n} deltas of one run": rows}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="comma-separated names: " + ", ".join(ACCOUNTANTS))
-    parser.add_argument("--questions", action="store_true", help="print every answer as well")
-    args = parser.parse_args()
+class Ends(NamedTuple):
+    """dpjax's certified answers."""
+
+    lower: np.ndarray
+    estimate: np.ndarray
+    upper: np.ndarray
+
+
+def _row(name, n, timing, by_wall, by_processor, answers, ends):
+    """One accountant's line: its times, how often dpjax's they are, and how its answers compare to certified ones."""
+    finite = np.isfinite(answers)
+    some = finite & np.isfinite(ends.estimate) & (ends.estimate > 0)
+    off = np.abs(answers[some] / ends.estimate[some] - 1)
+    return {
+        "": name,
+        "answered": n,
+        "first call s": timing.first if "call" in name else "",
+        "ms each": 1e3 * timing.wall / n,
+        "processor ms each": 1e3 * timing.processor / n,
+        "dpjax faster": float(by_wall),
+        "by processor time": float(by_processor),
+        "off, median": float(np.median(off)),
+        "off, largest": float(np.max(off)),
+        "below": int(np.sum(answers[some] < ends.lower[some])),
+        "infinite": int(np.sum(~finite & np.isfinite(ends.estimate))),
+    }
+
+
+def available(names):
+    """(name, accountant) of those that are installed."""
+    for name in names:
+        try:
+            yield name, ACCOUNTANTS[name]()
+        except ImportError as error:
+            print(f"{name} skipped: {error}")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Questions one at a time
+
+
+def one_at_a_time(names, show):
+    """Prints each accountant's errors and times on the questions with references."""
     asked = questions()
     print(f"{len(asked)} questions: {sum(q[0] == 'epsilon' for q in asked)} epsilons, ", end="")
     print(
@@ -146,12 +181,8 @@ def main() -> None:
     print(f"{'':18} {'answered':>8} {'first':>8} {'median':>9} {'slowest':>9}   epsilon error: ", end="")
     print("median, largest   delta error: median, largest   low")
     seconds, errors = {}, {}
-    for name in args.only.split(",") if args.only else ACCOUNTANTS:
-        try:
-            ask = ACCOUNTANTS[name]()
-        except ImportError as error:
-            print(f"{name:18} skipped: {error}")
-            continue
+    for name, accountant in available(names):
+        ask = accountant.ask
         begin = time.perf_counter()
         ask(*asked[0][:-1])
         first = time.perf_counter() - begin
@@ -166,11 +197,13 @@ def main() -> None:
                     begin = time.perf_counter()
                     answer = ask(*question)
                     spent.append(time.perf_counter() - begin)
+            except NotImplementedError:
+                continue
             except Exception as problem:  # a peer that fails on a question is part of the result
                 print(f"  {name} failed on {question}: {type(problem).__name__}: {problem}"[:150])
                 continue
             times[i], error[i] = float(np.median(spent)), answer / reference - 1
-            if args.questions:
+            if show:
                 print(f"  {name} {question}: {answer:.12g} error {error[i]:.1e}, {1e3 * times[i]:.2f} ms", flush=True)
         seconds[name], errors[name] = times, error
         done = np.isfinite(error)
@@ -190,6 +223,30 @@ def main() -> None:
                     f"{name} against dp_accounting's PLD: {np.nanmedian(ratio):.0f} times faster at the median", end=""
                 )
                 print(f" ({np.nanmin(ratio):.0f} to {np.nanmax(ratio):.0f}), error equal or smaller in {better:.0%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="comma-separated names: " + ", ".join(ACCOUNTANTS))
+    parser.add_argument("--questions", action="store_true", help="print every answer as well")
+    parser.add_argument("--batch", type=int, metavar="N", help="compare on batches of N, a power of two, instead")
+    parser.add_argument("--seconds", type=float, default=20, help="the most for one loop over a batch")
+    parser.add_argument("--json", metavar="FILE", help="with --batch: also write what was measured")
+    args = parser.parse_args()
+    names = args.only.split(",") if args.only else [*ACCOUNTANTS]
+    unknown = set(names) - set(ACCOUNTANTS)
+    if unknown:
+        parser.error(f"unknown accountant {sorted(unknown)[0]!r}: choose from {', '.join(ACCOUNTANTS)}")
+    if not args.batch:
+        return one_at_a_time(names, args.questions)
+    about = machine()
+    print(headline(about))
+    logging.getLogger("absl").setLevel("ERROR")  # warns of orders that it leaves out
+    peers = names if args.only else [name for name in names if not name.startswith("dpjax")]
+    tables = batches(peers, args.batch, args.seconds) | curve(peers, args.batch)
+    for title, rows in tables.items():
+        print(f"\n{title}\n\n{markdown(rows)}")
+    write_json(args.json, about, tables)
 
 
 if __name__ == "__main__":

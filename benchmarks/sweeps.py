@@ -83,7 +83,7 @@ def speed(n, timing):
 def quality(lower, upper, status):
     """How well they are answered: the share that converged, and the relative width of epsilon's interval."""
     width = (upper - lower) / upper
-    return {"converged": float(np.mean(status == "CONVERGED"))} | {
+    return {"converged": float(np.mean(status == "converged"))} | {
         f"width {name}": float(np.percentile(width, p)) for name, p in (("median", 50), ("99%", 99), ("largest", 100))
     }
 
@@ -190,23 +190,25 @@ def worker(part, sizes):
 
 def in_process(part, cores, sizes):
     """(machine, rows) of a part in a process of its own that may use so many cores."""
-    code = [str(Path(__file__)), part, "--worker", "--sizes", ",".join(map(str, sizes))]
-    pin = None
-    if cores is not None:
-        allowed = sorted(os.sched_getaffinity(0))
-        if cores > len(allowed):
-            return None
-        pin = lambda: os.sched_setaffinity(0, allowed[:cores])
-    # a process is pinned before it starts, since XLA sizes its threads when it is loaded
-    with subprocess.Popen([sys.executable, *code], stdout=subprocess.PIPE, text=True, preexec_fn=pin) as process:
-        lines = []
+    command = [sys.executable, str(Path(__file__)), part, "--worker", "--sizes", ",".join(map(str, sizes))]
+    command += ["--cores", str(cores)] if cores else []
+    lines = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
             lines.append(json.loads(line))
             print(".", end="", file=sys.stderr, flush=True)
-    if process.returncode:
-        raise SystemExit(f"{part} on {cores} cores failed with status {process.returncode}")
     print(file=sys.stderr)
+    if process.returncode:
+        raise SystemExit(f"{part}, cores {cores or 'all'}: the process ended with status {process.returncode}")
     return lines[0], lines[1:]
+
+
+def pin(cores):
+    """Starts this program again on so many of its cores, unless it is on no more: XLA sizes its threads when it is loaded."""
+    allowed = sorted(os.sched_getaffinity(0))
+    if len(allowed) > cores:
+        os.sched_setaffinity(0, allowed[:cores])
+        os.execv(sys.executable, [sys.executable, *sys.argv])
 
 
 def main() -> None:
@@ -224,17 +226,15 @@ def main() -> None:
     if any(n < 16 or n & (n - 1) for n in args.sizes):
         parser.error("--sizes must be powers of two, at least 16")
     if args.worker:
+        if args.cores:
+            pin(args.cores[0])
         return worker(args.parts[0], args.sizes)
-    about, results = machine(), {}
+    results = {}
     for part in args.parts or PARTS:
         for cores in args.cores or [None]:
-            found = in_process(part, cores, args.sizes)
-            if found is None:
-                print(f"\n{part}: skipped on {cores} cores, there are fewer")
-                continue
-            there, rows = found
-            print(f"\n{part}: {headline(there)}\n\n{markdown(rows)}", flush=True)
-            results.setdefault(part, []).append({"machine": there, "rows": rows})
+            about, rows = in_process(part, cores, args.sizes)
+            print(f"\n{part}: {headline(about)}\n\n{markdown(rows)}", flush=True)
+            results.setdefault(part, []).append({"machine": about, "rows": rows})
             write_json(args.json, about, results)
 
 

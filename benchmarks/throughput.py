@@ -17,36 +17,17 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from measuring import configurations, headline, machine, timed
 
 import dpjax
 
 ROOT = Path(__file__).parent.parent
 
 
-def timed(call, repeats=3):
-    """(seconds of the first call, the least of later ones, the last answer)."""
-    times = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        answer = jax.block_until_ready(call())
-        times.append(time.perf_counter() - start)
-    return times[0], min(times[1:]), answer
-
-
-def configurations(n, seed=0):
-    """DP-SGD settings, log-uniform: noise 0.6 to 10, sampling probability 1e-3 to 0.1, steps 1e2 to 1e5."""
-    rng = np.random.default_rng(seed)
-    log_uniform = lambda low, high: np.exp(rng.uniform(np.log(low), np.log(high), n))
-    return log_uniform(0.6, 10), log_uniform(1e-3, 0.1), np.round(log_uniform(1e2, 1e5))
-
-
 def batch(n):
     """One concrete call: n epsilons at delta 1e-5, the larger of both directions, certified at rtol 1e-6."""
     run = dpjax.dpsgd(*configurations(n))
-    first, warm, found = timed(lambda: dpjax.epsilon_bounds(run, delta=1e-5, rtol=1e-6), repeats=2)
-    begin = time.process_time()
-    dpjax.epsilon_bounds(run, delta=1e-5, rtol=1e-6)
-    processor = time.process_time() - begin
+    first, warm, processor, found = timed(lambda: dpjax.epsilon_bounds(run, delta=1e-5, rtol=1e-6), repeats=2)
     print(f"batch: {n} configurations in one call: {warm:.3f} s = {n / warm:.0f} epsilons a second", end="")
     print(f" (first call {first:.1f} s); {n / processor:.0f} a second of processor time")
     print(f"  converged {np.mean(found.status == dpjax.Status.CONVERGED):.4f}; nodes of both directions: ", end="")
@@ -62,8 +43,8 @@ def gradient(n=64):
         return jnp.sum(dpjax.epsilon(dpjax.dpsgd(sigma, q, k), delta=1e-5, rtol=1e-6))
 
     value, both = jax.jit(total), jax.jit(jax.value_and_grad(total, (0, 1, 2)))
-    c0, t0, _ = timed(lambda: value(sigma, q, k))
-    c1, t1, _ = timed(lambda: both(sigma, q, k))
+    c0, t0, *_ = timed(lambda: value(sigma, q, k))
+    c1, t1, *_ = timed(lambda: both(sigma, q, k))
     print(f"gradient: {n} configurations, jitted: value {t0:.4f} s (first call {c0:.1f} s), value and gradient", end="")
     print(f" {t1:.4f} s (first call {c1:.1f} s): {t1 / t0:.2f} times the value")
 
@@ -74,7 +55,7 @@ def steps():
     for exponent in range(2, 9):
         k = 10.0**exponent
         run = dpjax.dpsgd(max(0.8, 10 * np.sqrt(k / 1e6)), 1e-3, k)
-        _, warm, found = timed(lambda run=run: dpjax.epsilon_bounds(run, delta=1e-5), repeats=9)
+        _, warm, _, found = timed(lambda run=run: dpjax.epsilon_bounds(run, delta=1e-5), repeats=9)
         print(
             f"  steps {k:9.0e}: {1e3 * warm:6.1f} ms, epsilon {float(found.upper):.6f}, {int(found.nodes)} nodes",
             end="",
@@ -92,12 +73,12 @@ def schedule(length=1000):
     sigma = np.linspace(0.8, 1.6, length)
     traced = jnp.asarray(sigma)
     print(f"schedule: {length} noise multipliers, rtol 1e-10")
-    first, warm, answer = timed(lambda: epsilon(sigma))
+    first, warm, _, answer = timed(lambda: epsilon(sigma))
     print(f"  concrete query        {warm:7.3f} s (first call {first:.1f} s), epsilon {answer:.9f}")
     value, both = jax.jit(epsilon), jax.jit(jax.value_and_grad(epsilon))
-    first, one, _ = timed(lambda: value(traced))
+    first, one, *_ = timed(lambda: value(traced))
     print(f"  jitted query          {one:7.3f} s (first call {first:.1f} s)", flush=True)
-    first, two, (_, slopes) = timed(lambda: both(traced))
+    first, two, _, (_, slopes) = timed(lambda: both(traced))
     print(
         f"  jitted with gradient  {two:7.3f} s (first call {first:.1f} s): {two / one:.2f} times the jitted query,",
         end="",
@@ -137,8 +118,7 @@ def main() -> None:
     if unknown:
         parser.error(f"unknown part {sorted(unknown)[0]!r}: choose from {', '.join(PARTS)}")
     jax.config.update("jax_enable_x64", True)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    print(f"{cores} cores, load {os.getloadavg()[0]:.1f}, jax {jax.__version__}")
+    print(headline(machine()))
     for name in args.parts or PARTS:
         PARTS[name](args.configurations) if name == "batch" else PARTS[name]()
         sys.stdout.flush()
