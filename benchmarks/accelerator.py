@@ -182,7 +182,7 @@ def main() -> None:
         for n in sizes:
             programs += [Program(p, n) for p in ("float64", "float32") if question(p) is not None]
         # half of the time at most goes to compiling and to the check, which would be in the way of what is measured
-        half = time.perf_counter() + args.seconds / 2
+        half = end - args.seconds / 2
         for program in programs:
             program.thread.join(max(0.0, half - time.perf_counter()))
         known = checked(checking, file, max(20.0, half - time.perf_counter()))

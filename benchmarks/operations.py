@@ -78,14 +78,18 @@ def _while(params: dict, values: list) -> tuple[list, Any]:
     first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     asked, fixed, carry = values[:first], values[first:second], values[second:]
 
+    def goes_on(carry):
+        (going,), cost = _run(params["cond_jaxpr"], [*asked, *carry])
+        return going, cost  # a lane each, if lanes end at different times
+
     def body(state):
         carry, total = state
+        going, asking = goes_on(carry)
         more, cost = _run(params["body_jaxpr"], [*fixed, *carry])
-        return more, total + cost + _run(params["cond_jaxpr"], [*asked, *carry])[1]
+        keep = lambda new, old: jnp.where(going.reshape(going.shape + (1,) * (new.ndim - going.ndim)), new, old)
+        return [keep(*both) for both in zip(more, carry, strict=True)], total + cost + asking
 
-    return lax.while_loop(
-        lambda state: _run(params["cond_jaxpr"], [*asked, *state[0]])[0][0], body, (carry, jnp.zeros(2))
-    )
+    return lax.while_loop(lambda state: jnp.any(goes_on(state[0])[0]), body, (carry, jnp.zeros(2)))
 
 
 def _scan(params: dict, values: list) -> tuple[list, Any]:
