@@ -52,7 +52,7 @@ def _equation(equation: Any, values: list) -> tuple[list, Any]:
     if name == "while":
         return _while(params, values)
     if name == "scan":
-        return _scan(params, values)
+        return _scan(equation, values)
     if name == "cond":
         branches = [lambda args, branch=branch: tuple(_run(branch, args)) for branch in params["branches"]]
         return lax.switch(values[0], branches, values[1:])
@@ -92,8 +92,12 @@ def _while(params: dict, values: list) -> tuple[list, Any]:
     return lax.while_loop(lambda state: jnp.any(goes_on(state[0])[0]), body, (carry, jnp.zeros(2)))
 
 
-def _scan(params: dict, values: list) -> tuple[list, Any]:
-    constants, carried = params["num_consts"], params["num_carry"]
+def _scan(equation: Any, values: list) -> tuple[list, Any]:
+    params, inside = equation.params, equation.params["jaxpr"].jaxpr
+    # what is scanned over has an axis more outside; the parameters that say how many there are differ between versions of JAX
+    outer = lambda outside, inside: sum(a.aval.ndim == b.aval.ndim for a, b in zip(outside, inside, strict=True))
+    carried = outer(equation.outvars, inside.outvars)
+    constants = outer(equation.invars, inside.invars) - carried
     fixed, carry, xs = values[:constants], values[constants : constants + carried], values[constants + carried :]
 
     def body(state, x):
