@@ -14,13 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from dpjax import _by_laws, _lanes, _order, _precision, _validate, closed_form, composition
+from dpjax import _by_laws, _lanes, _order, _precision, _single, _validate, closed_form, composition
 from dpjax._plan import Problem, largest_loss, log_touched
+from dpjax._special import exp, expm1, is_single, ln, logaddexp, unit
 from dpjax.laws import check_adjacency
 from dpjax.mechanisms import COMPOSITIONS, Adjacency, Mechanism, attained, known_by_parameters
 from dpjax.pairs import REVERSE, SampledGaussianPair, directions
 
 METHODS = ("auto", "closed_form", "contour", "levy", "lattice")
+PRECISIONS = ("float64", "float32")
 
 
 class Status(enum.IntEnum):
@@ -91,6 +93,7 @@ class _Query(NamedTuple):
     rtol: float
     max_nodes: int
     single: bool  # one run of one mechanism
+    known: bool = False  # in float32: no number is traced, so that no derivative is asked for
 
 
 _ROUNDING = (_precision.DOWN, _precision.NEAREST, _precision.UP) + (_precision.INTEGER,) * 3
@@ -272,14 +275,14 @@ def _ask(mechanism, number, given, answer, adjacency, method, rtol, max_nodes, p
         raise TypeError(f"mechanism must be a dpjax mechanism; got {mechanism!r}.")
     directions(adjacency)
     _validate.one_of("method", method, METHODS)
-    _validate.one_of("precision", precision, ("float64",))
+    _validate.one_of("precision", precision, PRECISIONS)
     rtol, max_nodes = _validate.number("rtol", rtol), _validate.number("max_nodes", max_nodes)
     _validate.in_range("rtol", rtol, 1e-15, 0.5)
     _validate.in_range("max_nodes", max_nodes, 64, 65536, integral=True)
     composition.check(mechanism)
     check_adjacency(mechanism, adjacency)
     mechanism = composition.reduced(mechanism)
-    found = _found(mechanism, number, given, answer, adjacency, method, rtol, int(max_nodes))
+    found = _found(mechanism, number, given, answer, adjacency, method, rtol, int(max_nodes), precision)
     return found if attained(mechanism) else _one_sided(found, answer)
 
 
@@ -295,8 +298,10 @@ def _one_sided(found: Bounds, answer: str) -> Bounds:
     )
 
 
-def _found(mechanism, number, given, answer, adjacency, method, rtol, max_nodes) -> Bounds:
+def _found(mechanism, number, given, answer, adjacency, method, rtol, max_nodes, precision) -> Bounds:
     """The answer about the dominating pairs."""
+    if precision == "float32":
+        return _found_single(mechanism, number, given, answer, adjacency, method, rtol, max_nodes)
     if method == "auto" and known_by_parameters(mechanism):
         from dpjax import parametric  # only loaded when asked for
 
@@ -318,6 +323,30 @@ def _found(mechanism, number, given, answer, adjacency, method, rtol, max_nodes)
         codes = [np.asarray(x, np.int32) for x in flat[3:]]
         out = [np.asarray(x, np.float64).reshape(laid.shape)[()] for x in flat[:3]]
         return Bounds(*out, *(x.reshape(laid.shape)[()] for x in codes))
+
+
+def _found_single(mechanism, number, given, answer, adjacency, method, rtol, max_nodes) -> Bounds:
+    """The same in float32."""
+    if not composition.all_gaussian(mechanism):
+        raise NotImplementedError(
+            f"precision='float32' knows Gaussians only, Poisson-sampled or not, and their compositions; {mechanism!r} has "
+            "others: use precision='float64'."
+        )
+    if method in ("levy", "lattice"):
+        raise NotImplementedError(f"method = {method!r} needs precision='float64'; float32 has 'closed_form' and 'contour'.")
+    laid = composition.layout(mechanism, number)
+    args = (*laid.leaves, laid.given)
+    known = not any(_validate.is_traced(a) for a in args)
+    one = not isinstance(mechanism, COMPOSITIONS)
+    query = _Query(
+        laid.structure, adjacency, answer, given, method, max(rtol, _single.LEAST_RTOL), max_nodes, one, known
+    )
+    if not known:
+        flat = _single.traced(_answer_traced, query, args, _ROUNDING)
+        return Bounds(*(x.reshape(laid.shape) for x in flat))
+    flat = _single.concrete(_answer_traced, query, *args)
+    ends = [np.asarray(x, np.float32).reshape(laid.shape)[()] for x in flat[:3]]
+    return Bounds(*ends, *(np.asarray(x, np.int32).reshape(laid.shape)[()] for x in flat[3:]))
 
 
 def _by_parameters(bounds, mechanism, number, given, answer, rtol) -> Bounds:
@@ -356,7 +385,10 @@ def _prepare(query: _Query, args: tuple, direction: Adjacency) -> _Direction:
     for_epsilon = query.answer == "epsilon"
     if query.given == "delta":
         positive = given > 0
-        known = xp.where(positive, xp.log(xp.where(positive, given, 1.0)), -xp.inf)
+        log = xp.log if xp is np else ln
+        known = xp.where(positive, log(xp.where(positive, given, 1.0)), -xp.inf)
+        if is_single(given):  # rounded down: a smaller delta has a larger epsilon
+            known = known * (1 + 4 * unit(given))
         known = xp.where((given >= 0) & (given <= 1), known, xp.nan)
     else:
         known = given
@@ -429,11 +461,11 @@ def _engines(query: _Query, lanes: _Direction, solve_closed, solve_contour) -> t
     # Whether a traced count is 1 is not known: only a record that is a single step goes to the closed form then.
     traced = xp is jnp
     single = components == 0 or query.single
-    exact = closed_form.applies(lanes.problem) if not traced else xp.zeros(zero.shape, bool) | single
+    exact = closed_form.applies(lanes.problem) if not traced or query.known else xp.zeros(zero.shape, bool) | single
     if query.method == "contour":
         exact = exact & False
     closed = by_contour = None
-    if query.method == "closed_form" or (query.method == "auto" and (single or not traced)):
+    if query.method == "closed_form" or (query.method == "auto" and (single or not traced or query.known)):
         ends = solve_closed(settings, lanes.problem, lanes.given, exact | lanes.settled)
         closed = (*ends, zero + int(Status.CONVERGED), zero + int(Method.CLOSED_FORM), zero)
     if query.method == "contour" or (query.method == "auto" and components and not (traced and single)):
@@ -458,25 +490,28 @@ def _finish(lanes: _Direction, found: tuple) -> tuple:
 def _unmirror(log_d, eps, xp):
     """log of 1 - e^-e + e^-e delta for e = -eps > 0."""
     e = xp.where(eps < 0, -eps, 1.0)
-    return xp.where(eps < 0, xp.logaddexp(xp.log(-xp.expm1(-e)), log_d - e), log_d)
+    if xp is np:
+        return xp.where(eps < 0, xp.logaddexp(xp.log(-xp.expm1(-e)), log_d - e), log_d)
+    return jnp.where(eps < 0, logaddexp(ln(-expm1(-e)), log_d - e), log_d)
 
 
 def _to_answer(query: _Query, ends: tuple, given, xp) -> tuple:
     """The three ends in the units of the answer, rounded outwards."""
     if query.answer == "epsilon":
         return ends
-    unit = 2.3e-16
+    ulp = 2 * unit(ends[0]) if is_single(ends[0]) else 2.3e-16
     lower, estimate, upper = (_unmirror(x, given, xp) for x in ends)
-    slack = xp.where(given < 0, 8 * unit, 0.0)
+    slack = xp.where(given < 0, 8 * ulp, 0.0)
     lower, upper = lower - slack, xp.minimum(upper + slack, 0.0)
     if query.answer == "log_delta":
         return lower, estimate, upper
-    grow = 4 * unit * (1 + xp.abs(xp.where(xp.isfinite(upper), upper, 0.0)))
-    tiny = 2.3e-308  # XLA flushes what is below to 0
-    top = xp.minimum(xp.exp(upper) * (1 + grow), 1.0)
+    grow = 4 * ulp * (1 + xp.abs(xp.where(xp.isfinite(upper), upper, 0.0)))
+    tiny = 1.2e-38 if is_single(upper) else 2.3e-308  # XLA flushes what is below to 0
+    power = xp.exp if xp is np else exp
+    top = xp.minimum(power(upper) * (1 + grow), 1.0)
     return (
-        xp.exp(lower) * (1 - grow),
-        xp.exp(estimate),
+        power(lower) * (1 - grow),
+        power(estimate),
         xp.where((upper > -xp.inf) & (top < tiny), tiny, top),
     )
 

@@ -27,7 +27,6 @@ from dpjax import cumulant
 from dpjax._plan import (
     MANY,
     PI,
-    TINY,
     Plan,
     Problem,
     choose,
@@ -38,7 +37,7 @@ from dpjax._plan import (
 )
 from dpjax._positions import at_least, pick
 from dpjax._precision import namespace
-from dpjax._special import arctan2, log, log1p, sincos
+from dpjax._special import arctan2, cap, exp, is_single, like, ln, log, log1p, sincos, tiny, total, unit
 from dpjax.pairs import SampledGaussianPair
 
 PASSES = 6
@@ -121,7 +120,7 @@ class Tilt(NamedTuple):
 def _counted(count: jax.Array, pair: SampledGaussianPair, each: jax.Array) -> jax.Array:
     """The sum over components of count * each, which may be infinite where nothing is counted; (lanes,)."""
     used = (count > 0) & (pair.q > 0)
-    return jnp.sum(jnp.where(used, count * jnp.where(used, each, 0.0), 0.0), 1)
+    return total(jnp.where(used, count * jnp.where(used, each, 0.0), 0.0), 1)
 
 
 def _stack(*trees):
@@ -144,10 +143,10 @@ def fix_tilt(problem: Problem, plan: Plan, capacity: int) -> Tilt:
     real3 = cumulant.real(pair3, s3, win3, step3)
     first = lambda tree: jax.tree.map(lambda a: a[:lanes], tree)
     win, real = first(win3), first(real3)
-    unit = float(jnp.finfo(plan.s.dtype).epsneg)
-    rise = real3.log_excess() + _PER_SIZE * unit * real3.size
+    half_ulp = unit(plan.s)
+    rise = real3.log_excess() + _PER_SIZE * half_ulp * real3.size
     gauss3 = 0.5 * jnp.concatenate([problem.variance] * 3) * s3 * (1 + s3)
-    k_upper = (_counted(jnp.concatenate([count] * 3), pair3, real3.value + rise) + gauss3) * (1 + 1e-14)
+    k_upper = (_counted(jnp.concatenate([count] * 3), pair3, real3.value + rise) + gauss3) * (1 + max(1e-14, 64 * half_ulp))
 
     cut = jnp.minimum(plan.nodes - 1, capacity - 1) * (2 * PI / plan.period)
     fine = jnp.maximum(cumulant.real_step(pair, plan.s, plan.shift), (win.high - win.low) / _MAX_X)
@@ -155,6 +154,8 @@ def fix_tilt(problem: Problem, plan: Plan, capacity: int) -> Tilt:
     own = cumulant.log_real_alias(pair, plan.s, fine, plan.shift)
     up = jnp.logaddexp(up, real.value + rise[:lanes] + 0.5 * plan.shift**2 + own)
     up = jnp.logaddexp(up, cumulant.log_tail_above(pair, plan.s, win, plan.shift))
+    if is_single(up):  # that sum is not one of small differences: its rounding counts in every step
+        up = up + 4 * half_ulp * (8 + jnp.abs(up))
     up = jnp.minimum(up, real.value + rise[:lanes])
     gauss = 0.5 * problem.variance * plan.s * (1 + plan.s)
     log_cut = _counted(count, pair, up) + gauss - 0.5 * problem.variance * cut * cut
@@ -167,9 +168,9 @@ def fix_tilt(problem: Problem, plan: Plan, capacity: int) -> Tilt:
     log_inner = jnp.where(log_inner < -1.0, log_inner + rise[:lanes], 300.0)  # relative to the computed exp K
     return Tilt(
         win, plan.height, step, real,
-        gauss + jnp.sum(count * real.value, 1),
+        gauss + total(count * real.value, 1),
         gauss + jnp.sum(count * real.size, 1),
-        problem.variance * (plan.s + 0.5) + jnp.sum(count * real.mean, 1),
+        problem.variance * (plan.s + 0.5) + total(count * real.mean, 1),
         jnp.where((count > 0) & (pair.q > 0), log_inner, -jnp.inf),
         log_cut, cut,
         (r_up, k_upper[lanes : 2 * lanes]),
@@ -182,7 +183,7 @@ def log_phi(moments: cumulant.Moments) -> tuple[jax.Array, jax.Array]:
     a, b = moments.a, moments.b
     close = a < 0.2
     square = jnp.where(close, a * a + b * b - 2 * a, 0.0)
-    far = jnp.where(close, 1.0, (1 - a) ** 2 + b * b) + TINY
+    far = jnp.where(close, 1.0, (1 - a) ** 2 + b * b) + tiny(a)
     return 0.5 * jnp.where(close, log1p(jnp.maximum(square, -0.9999)), log(far)), arctan2(b, 1 - a)
 
 
@@ -224,8 +225,8 @@ def integrand(
     """
     count = problem.count[:, :, None]
     log_kernel, kernel_angle = _kernel(plan.s, t)
-    weight = half + log_kernel - 0.5 * problem.variance[:, None] * t * t + jnp.sum(count * log_modulus, 1)
-    return weight, jnp.sum(count * angle, 1) + t * (tilt.mean - eps)[:, None] + kernel_angle
+    weight = half + log_kernel - 0.5 * problem.variance[:, None] * t * t + total(count * log_modulus, 1)
+    return weight, total(count * angle, 1) + t * (tilt.mean - eps)[:, None] + kernel_angle
 
 
 def line(problem: Problem, plan: Plan, tilt: Tilt, capacity: int, block: int) -> Line:
@@ -245,7 +246,7 @@ def line(problem: Problem, plan: Plan, tilt: Tilt, capacity: int, block: int) ->
         error = tilt.log_inner[:, :, None]
         raised = jnp.logaddexp(log_modulus, error)
         inner = weight + jnp.sum(count * (raised - log_modulus), 1)
-        inner = inner + jnp.log(jnp.sum(count * jnp.exp(error - raised), 1) + TINY)
+        inner = inner + jnp.log(jnp.sum(count * jnp.exp(error - raised), 1) + tiny(weight))
         put = lambda whole, part: lax.dynamic_update_slice(whole, part, (np.int32(0), start))
         done = put(log_weight, weight), put(phase, angles), put(log_inner, inner)
         return start + np.int32(block), *done, jnp.sum(problem.count * moments.spread, 1)
@@ -270,12 +271,13 @@ class Sums(NamedTuple):
 
 def log_scale(plan: Plan, tilt: Tilt, eps: jax.Array) -> jax.Array:
     """log of (h / pi) exp(K(s) - s eps), relative to exp(plan.log_delta)."""
-    return tilt.k - plan.s * eps - plan.log_delta + jnp.log(2 / plan.period)
+    return tilt.k - plan.s * eps - plan.log_delta + ln(2 / plan.period)
 
 
 def _finite_exp(x: jax.Array) -> jax.Array:
     """exp(x), infinite early: no sum that it scales comes near the largest float."""
-    return jnp.where(x < 600.0, jnp.exp(jnp.minimum(x, 600.0)), jnp.inf)
+    most = cap(x, 600.0)
+    return jnp.where(x < most, exp(jnp.minimum(x, most)), jnp.inf)
 
 
 def _pairwise_sum(terms: jax.Array) -> jax.Array:
@@ -289,7 +291,7 @@ def _pairwise_sum(terms: jax.Array) -> jax.Array:
 def known_alias(plan: Plan, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A and A' of the down aliases at ``eps`` (lanes,), relative to exp(plan.log_delta)."""
     decay, decay1 = plan.s * plan.period, (1 + plan.s) * plan.period
-    a = jnp.exp(-decay - plan.log_delta) / -jnp.expm1(-decay)
+    a = exp(-decay - plan.log_delta) / -jnp.expm1(-decay)
     return a, _finite_exp(eps - decay1 - plan.log_delta) / -jnp.expm1(-decay1)
 
 
@@ -304,7 +306,7 @@ def sums(plan: Plan, tilt: Tilt, on: Line, eps: jax.Array) -> Sums:
         t, log_weight, phase = (
             lax.dynamic_slice_in_dim(a, start, size, 1)[:, None] for a in (on.t, on.log_weight, on.phase)
         )
-        amplitude = jnp.broadcast_to(jnp.exp(log_weight), (*eps.shape, size))
+        amplitude = jnp.broadcast_to(exp(log_weight), (*eps.shape, size))
         logs = jnp.where(amplitude > 0, jnp.abs(log_weight), 0.0)
         sine, cosine = sincos(phase - t * (eps - plan.epsilon[:, None])[..., None])
         terms = [amplitude * cosine, amplitude * t * sine, amplitude, amplitude * logs, amplitude * t]
@@ -327,7 +329,7 @@ def sums(plan: Plan, tilt: Tilt, on: Line, eps: jax.Array) -> Sums:
 
 def solve_epsilon(plan: Plan, tilt: Tilt, on: Line) -> jax.Array:
     """The eps >= 0 at which the estimate is exp(plan.log_delta): Newton's method on the log, inside a bracket."""
-    unit = float(jnp.finfo(plan.s.dtype).epsneg)
+    half_ulp = unit(plan.s)
 
     def body(carry):
         i, eps, low, high, _ = carry
@@ -343,10 +345,10 @@ def solve_epsilon(plan: Plan, tilt: Tilt, on: Line) -> jax.Array:
         new = jnp.where((newton <= 0) & (value > 0) & (low < 0), 0.0, new)
         new = jnp.where((eps == 0) & ~above, 0.0, new)
         # no digit is left: a step from here is noise, and may be rejected for half the bracket
-        new = jnp.where(jnp.abs(value - 1) > 200 * unit * found.absolute[:, 0], new, eps)
-        return i + 1, new, low, high, jnp.abs(new - eps) > 4e-16 * jnp.abs(new)
+        new = jnp.where(jnp.abs(value - 1) > 200 * half_ulp * found.absolute[:, 0], new, eps)
+        return i + 1, new, low, high, jnp.abs(new - eps) > max(4e-16, 2 * half_ulp) * jnp.abs(new)
 
-    start = (np.int32(0), plan.epsilon, plan.epsilon * 0 - TINY, plan.epsilon * 0 + jnp.inf, plan.s > 0)
+    start = (np.int32(0), plan.epsilon, plan.epsilon * 0 - tiny(plan.epsilon), plan.epsilon * 0 + jnp.inf, plan.s > 0)
     return lax.while_loop(lambda carry: (carry[0] < 60) & jnp.any(carry[4]), body, start)[1]
 
 
@@ -370,11 +372,10 @@ def certify(problem: Problem, plan: Plan, tilt: Tilt, on: Line, eps: jax.Array, 
     # The scale is common to all terms; each term has its own rounding in the kernel, the log modulus and the phase. Most
     # of the phases' is common as well: the rounding of the inner weights moves the mean loss, and so acts like a change
     # of eps: S answers with a sum in which the terms cancel.
-    unit = float(jnp.finfo(eps.dtype).epsneg)
     phase = on.spread + jnp.abs(tilt.mean - eps)
     turn = jnp.minimum(jnp.abs(at.slope + plan.s * at.total) + alias_down, at.absolute_t)
     common = _PER_SIZE * tilt.k_size + 8 * (jnp.abs(plan.s * eps) + jnp.abs(plan.log_delta) + 8)
-    rounding = unit * (
+    rounding = unit(eps) * (
         _PER_TERM * at.absolute
         + _PER_LOG * at.absolute_log
         + (_PER_PHASE * at.absolute_t + _PER_SHIFT * turn) * phase
@@ -399,15 +400,15 @@ def _epsilon_ends(
     eps, and grows towards smaller eps at most like exp(-r eps), r the largest tilt of the grid. The upper end is
     +inf and the lower 0 where no trial does.
     """
-    unit = 4 * float(jnp.finfo(eps.dtype).epsneg)
-    per = 1.02 / jnp.maximum(-slope, TINY)
-    above = eps[:, None] + _UP * (per * over + unit * eps)[:, None]
-    below = jnp.maximum(eps[:, None] - _DOWN * (per * under + unit * eps)[:, None], 0.0)
+    ulps = 4 * unit(eps)
+    per = 1.02 / jnp.maximum(-slope, tiny(slope))
+    above = eps[:, None] + like(_UP, eps) * (per * over + ulps * eps)[:, None]
+    below = jnp.maximum(eps[:, None] - like(_DOWN, eps) * (per * under + ulps * eps)[:, None], 0.0)
     found = sums(plan, tilt, on, jnp.concatenate([above, below], 1))
     n = len(_UP)
     fits = jnp.minimum(found.estimate, found.total)[:, :n] + 1.01 * over[:, None] <= 1
     fits = fits & ((np.arange(n) > 0) | (eps == 0)[:, None])
-    grown = 1.01 * under[:, None] * jnp.exp(jnp.minimum(plan.s_grid[:, -1:] * (eps[:, None] - below), 100.0))
+    grown = 1.01 * under[:, None] * jnp.exp(jnp.minimum(plan.s_grid[:, -1:] * (eps[:, None] - below), cap(eps, 100.0)))
     reaches = found.estimate[:, n:] - grown >= 1
     return jnp.max(jnp.where(reaches, below, 0.0), 1), jnp.min(jnp.where(fits, above, jnp.inf), 1)
 
@@ -451,7 +452,7 @@ def evaluate(
       block: how many contour nodes are evaluated at once, a power of two.
     """
     for_epsilon = unknown == "epsilon"
-    unit = float(jnp.finfo(given.dtype).epsneg)
+    ulps = 8 * unit(given)
     tilt = fix_tilt(problem, plan, capacity)
     on = line(problem, plan, tilt, capacity, block)
     eps = solve_epsilon(plan, tilt, on) if for_epsilon else plan.epsilon
@@ -468,14 +469,14 @@ def evaluate(
     if for_epsilon:
         lower, upper = _epsilon_ends(plan, tilt, on, eps, at.slope, over, under)
         estimate = jnp.where(good, eps, jnp.nan)
-        bound = (k + xlogx(r) - given) / r * (1 + 8 * unit) + 8 * unit * jnp.abs(given) / r
+        bound = (k + xlogx(r) - given) / r * (1 + ulps) + ulps * jnp.abs(given) / r
         last = 0.0
     else:
-        upper = jnp.log(jnp.maximum(jnp.minimum(at.estimate, at.total), 0.0) + over) + plan.log_delta
-        lower = jnp.log(jnp.maximum(at.estimate - under, 0.0)) + plan.log_delta
-        estimate = jnp.where(good, jnp.log(safe) + plan.log_delta, jnp.nan)
-        bound = k + xlogx(r) - r * given + 8 * unit * (jnp.abs(k) + jnp.abs(r * given) + 1)
-        last = 8 * unit * (jnp.abs(plan.log_delta) + 1)  # rounding of the logarithms of this function itself
+        upper = ln(jnp.maximum(jnp.minimum(at.estimate, at.total), 0.0) + over) + plan.log_delta
+        lower = ln(jnp.maximum(at.estimate - under, 0.0)) + plan.log_delta
+        estimate = jnp.where(good, ln(safe) + plan.log_delta, jnp.nan)
+        bound = k + xlogx(r) - r * given + ulps * (jnp.abs(k) + jnp.abs(r * given) + 1)
+        last = ulps * (jnp.abs(plan.log_delta) + 1)  # rounding of the logarithms of this function itself
     sane = (at.absolute > 0) & (upper < jnp.inf)
     upper = jnp.minimum(jnp.where(sane, upper, jnp.inf) + last, jnp.where(r > 0, bound, jnp.inf))
     lower = jnp.where(jnp.isnan(lower) | ~sane, -jnp.inf, lower - last)
