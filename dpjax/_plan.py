@@ -17,7 +17,7 @@ from jax import lax
 from dpjax import _special, cumulant
 from dpjax._positions import at_least, first_true, pick
 from dpjax._precision import namespace
-from dpjax._special import is_single, like, log1p, tiny
+from dpjax._special import is_single, like, ln, ln1p, log1p, tiny
 from dpjax.pairs import SampledGaussianPair
 
 PI = jnp.pi
@@ -75,7 +75,7 @@ def largest_loss(problem: Problem) -> jax.Array:
     pair, count = problem.pair, problem.count
     xp = namespace(*problem.pair[:2], count)
     unbounded = xp.any((pair.sign > 0) & (pair.beta != 0), -1) | (pair.q >= 1)
-    each = xp.where(unbounded, xp.inf, -xp.log1p(-xp.where(unbounded, 0.0, pair.q)))
+    each = xp.where(unbounded, xp.inf, -(xp.log1p if xp is np else ln1p)(-xp.where(unbounded, 0.0, pair.q)))
     bounded = xp.where((count > 0) & (pair.q > 0), count * each, 0.0)
     return xp.where(problem.variance > 0, xp.inf, xp.sum(bounded, -1) * (1 + _slack(bounded)))
 
@@ -84,8 +84,9 @@ def log_touched(problem: Problem) -> jax.Array:
     """log of the probability that some step sees the record, rounded up: a bound on delta at every epsilon >= 0."""
     xp = namespace(*problem.pair[:2], problem.count)
     q = problem.pair.q
-    untouched = xp.sum(problem.count * xp.log1p(-xp.minimum(q, 1 - (6e-8 if is_single(q) else 1e-16))), -1)
-    log_p = xp.log(-xp.expm1(xp.minimum(untouched, 0.0)) + tiny(q)) + _slack(q)
+    log, log1p, expm1 = (xp.log, xp.log1p, xp.expm1) if xp is np else (ln, ln1p, _special.expm1)
+    untouched = xp.sum(problem.count * log1p(-xp.minimum(q, 1 - (6e-8 if is_single(q) else 1e-16))), -1)
+    log_p = log(-expm1(xp.minimum(untouched, 0.0)) + tiny(q)) + _slack(q)
     return xp.where(problem.variance > 0, 0.0, xp.minimum(log_p, 0.0))
 
 

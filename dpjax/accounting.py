@@ -28,8 +28,8 @@ PRECISIONS = ("float64", "float32")
 class Status(enum.IntEnum):
     """How an answer's interval came about.
 
-    CONVERGED: as narrow as ``rtol`` asks. ROUNDING: float64 has no more digits here, the terms of the sum cancel too
-    far. MAX_NODES: ``max_nodes`` contour nodes did not suffice. GRID: as wide as a grid leaves it: the lattice aims at 1e-3
+    CONVERGED: as narrow as ``rtol`` asks. ROUNDING: float64 (or float32, if asked for) has no more digits here, the terms of
+    the sum cancel too far. MAX_NODES: ``max_nodes`` contour nodes did not suffice. GRID: as wide as a grid leaves it: the lattice aims at 1e-3
     of delta, or ``rtol`` if that is more; ``bounded_range`` at 1% unless an rtol of 1e-4 or more asks for another. ONE_SIDED: the
     mechanism's analysis is itself an upper bound, and nothing is known from below: ``lower`` says so, ``estimate`` is the
     bound's. In each case the interval is certified. INVALID: an argument was out of range, and the answer is NaN.
@@ -122,10 +122,13 @@ def epsilon(
       rtol: relative tolerance on delta.
       max_nodes: the most contour nodes for one answer; 32 grid points count as one, 4 under tracing, and each takes
         about 300 bytes.
-      precision: "float64".
+      precision: "float64", or "float32" for platforms that lack float64 (TPUs): Gaussians only, sampled or not. Numbers
+        are rounded to float32 first and the answer is certified for those, about 1e-3 of delta above the truth (rtol below 1e-3
+        counts as that), more where ``Status.ROUNDING`` says that the terms cancel; for numbers the result is NumPy float32.
 
     Returns:
-      Epsilon >= 0, in the broadcast shape: NumPy float64 for numbers, the default floating dtype for traced values.
+      Epsilon >= 0, in the broadcast shape: NumPy float64 (float32 if that is ``precision``) for numbers, the default
+      floating dtype for traced values.
       Infinite where no finite epsilon exists.
 
     Guarantee:
@@ -135,7 +138,7 @@ def epsilon(
 
     Raises:
       ValueError: a concrete argument is out of range. A traced one gives NaN.
-      NotImplementedError: no analysis is known for the mechanism under ``adjacency``.
+      NotImplementedError: no analysis is known for the mechanism under ``adjacency``, or none in float32.
 
     Example:
       >>> import dpjax
@@ -454,6 +457,8 @@ def _engines(query: _Query, lanes: _Direction, solve_closed, solve_contour) -> t
     zero = xp.zeros(lanes.given.shape)
     components = lanes.problem.pair.sigma.shape[1]
     settings = _lanes.Settings("epsilon" if query.answer == "epsilon" else "delta", query.rtol, query.max_nodes)
+    if query.known:  # lanes of one call may differ by orders of magnitude, and here nothing sorts them
+        settings = settings._replace(chunk=1)
     if query.method == "levy":
         found = (_levy if xp is jnp else _precision.compiled(_levy))(settings, lanes.problem, lanes.given)
         status = xp.where(found.converged, int(Status.CONVERGED), int(Status.ROUNDING))

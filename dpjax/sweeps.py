@@ -58,6 +58,7 @@ def sweep(
     method: str = "auto",
     rtol: float = 1e-6,
     max_nodes: int = 8192,
+    precision: str = "float64",
     path: str | os.PathLike | None = None,
     resume: bool = False,
     devices: Sequence[Any] | None = None,
@@ -84,7 +85,7 @@ def sweep(
       mode: "product" for all combinations, the last parameter varying fastest, or "zip" for columns of one length.
       gradients: whether to add the derivatives of the answers by every parameter of ``make`` that is a column of floats or
         counts; or the names of some.
-      adjacency, method, max_nodes: as for ``epsilon``.
+      adjacency, method, max_nodes, precision: as for ``epsilon``.
       rtol: relative tolerance on delta; by default wider than that of a single question, which needs more nodes.
       path: a ``.csv`` or ``.parquet`` to write. Until it is complete, finished parts are kept beside it, in ``<path>.parts``;
         after an interruption by the keyboard the file has the rows that are done.
