@@ -107,6 +107,7 @@ def sweep(
       ValueError: an argument is out of range, or nothing is asked.
       TypeError: ``make`` returns no mechanism, or a batch of them.
       FileExistsError: there is something at ``path``, and ``resume`` is false.
+      NotImplementedError: ``false_positive_rate`` in float32.
 
     Example:
       >>> import dpjax
@@ -120,7 +121,10 @@ def sweep(
     numbers = {"delta": delta, "log_delta": log_delta, "epsilon": epsilon, "false_positive_rate": false_positive_rate}
     columns, shape = _table_of(grid, mode)
     given = _given(columns, numbers)
-    options = {"adjacency": adjacency, "method": method, "rtol": rtol, "max_nodes": max_nodes}
+    _validate.one_of("precision", precision, accounting.PRECISIONS)
+    if precision == "float32" and "false_positive_rate" in given:
+        raise NotImplementedError("false_positive_rate needs precision='float64': the trade-off function has no other.")
+    options = {"adjacency": adjacency, "method": method, "rtol": rtol, "max_nodes": max_nodes, "precision": precision}
     parameters = {name: column for name, column in columns.items() if name not in ASKED}
     job = _Job(make, parameters, given, options, _differentiated(parameters, gradients))
     for name in (*_columns_of(job), "error"):

@@ -217,3 +217,144 @@ def test_closed_forms(asked):
     honest(found, wide)
     gap = excess(found, wide)
     assert np.median(gap) < 1e-5 and np.max(gap) < 1e-2
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Derivatives, settings of JAX, and what is refused
+
+
+@pytest.mark.parametrize("order", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_derivatives(order):
+    """Those of the estimate against differences of high-precision values."""
+    row = rows("generated", "derivatives")[0]
+    names = ("noise_multiplier", "sampling_probability", "steps")
+    point = jnp.array([float(row[name]) for name in names])
+    question = lambda x: dpjax.epsilon(dpsgd(x[0], x[1], x[2]), float(row["delta"]), **SINGLE)
+    found = np.asarray(jax.jit(jax.grad(question) if order == 1 else jax.hessian(question))(point))
+    exact = {key: float(value) for key, value in row["epsilon_derivatives"].items()}
+    if order == 1:
+        np.testing.assert_allclose(found, [exact[name] for name in names], rtol=2e-4)
+    else:
+        for i, first in enumerate(names):
+            for j, second in enumerate(names[i:], i):
+                np.testing.assert_allclose(found[i, j], exact[f"{first},{second}"], rtol=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("x64", [False, True])
+def test_both_settings_of_the_flag(x64):
+    """The same numbers whatever the flag; under tracing in the caller's dtype."""
+    with jax.enable_x64(x64):
+        question = lambda s: dpjax.epsilon(dpsgd(s, 0.01, 1000), delta=1e-5, **SINGLE)
+        sigma = jnp.asarray([0.9, 1.0, 1.1])
+        value = jax.jit(jax.vmap(question))(sigma)
+        slope = jax.vmap(jax.grad(question))(sigma)
+        assert value.dtype == slope.dtype == jnp.result_type(float)
+        concrete = question(np.asarray(sigma, np.float64))
+        assert concrete.dtype == np.float32
+        np.testing.assert_allclose(value, concrete, rtol=1e-5)
+        exact = jax.vmap(jax.grad(lambda s: dpjax.epsilon(dpsgd(s, 0.01, 1000), delta=1e-5)))(sigma)
+        np.testing.assert_allclose(slope, exact, rtol=1e-3)
+        assert float(jax.jit(lambda: question(1.0))()) == float(question(1.0))  # nothing is traced there
+
+
+REFUSED = {
+    "another mechanism": lambda: dpjax.epsilon(dpjax.Laplace(1.0), 1e-5, **SINGLE),
+    "sampled": lambda: dpjax.delta(PoissonSampled(0.1, dpjax.Laplace(1.0)), 1.0, **SINGLE),
+    "parameters": lambda: dpjax.epsilon(dpjax.PureDP(1.0), 1e-5, **SINGLE),
+    "lattice": lambda: dpjax.epsilon(Gaussian(1.0), 1e-5, method="lattice", **SINGLE),
+    "levy": lambda: dpjax.epsilon(Gaussian(1.0), 1e-5, method="levy", **SINGLE),
+    "trade-off": lambda: dpjax.sweep(Gaussian, {"noise_multiplier": [1.0]}, false_positive_rate=0.1, **SINGLE),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case):
+    with pytest.raises(NotImplementedError, match="float64"):
+        REFUSED[case]()
+
+
+def test_unknown_precision():
+    for call in (
+        lambda: dpjax.epsilon(Gaussian(1.0), 1e-5, precision="half"),
+        lambda: dpjax.sweep(Gaussian, {"noise_multiplier": [1.0]}, delta=1e-5, precision="half"),
+    ):
+        with pytest.raises(ValueError, match="precision"):
+            call()
+
+
+LIMITS = {  # mechanism, delta, epsilon
+    "no noise": (Gaussian(0.0), 1e-5, np.inf),
+    "infinite noise": (Gaussian(np.inf), 1e-5, 0.0),
+    "never sampled": (PoissonSampled(0.0, Gaussian(1.0)), 1e-5, 0.0),
+    "no delta": (Gaussian(1.0), 0.0, np.inf),
+    "delta below the least float32": (Gaussian(1.0), 1e-50, np.inf),
+    "all of delta": (Gaussian(1.0), 1.0, 0.0),
+    "noise that overflows": (Gaussian(1e60), 1e-5, 0.0),
+    "noise below the least float32": (Gaussian(1e-60), 1e-5, np.inf),
+}
+
+
+@pytest.mark.parametrize("case", LIMITS)
+def test_limits(case):
+    mechanism, delta, epsilon = LIMITS[case]
+    assert dpjax.epsilon(mechanism, delta, **SINGLE) == epsilon
+
+
+def test_bad_tracers_are_nan():
+    assert np.isnan(jax.jit(lambda s: dpjax.epsilon(Gaussian(s), 1e-5, **SINGLE))(-1.0))
+
+
+@pytest.mark.slow
+def test_sweep():
+    grid = {"noise_multiplier": [0.75, 1.5], "sampling_probability": 0.0625, "steps": [100, 1000]}
+    table, exact = (
+        dpjax.sweep(dpsgd, grid, delta=1e-5, gradients=["noise_multiplier"], progress=False, precision=p)
+        for p in ("float32", "float64")
+    )
+    assert (table["epsilon"] >= exact["epsilon_lower"]).all()
+    np.testing.assert_allclose(table["epsilon"], exact["epsilon"], rtol=1e-3)
+    np.testing.assert_allclose(
+        table["d_epsilon_d_noise_multiplier"], exact["d_epsilon_d_noise_multiplier"], rtol=1e-3
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", [Adjacency.REMOVE, Adjacency.ADD, Adjacency.REPLACE_ONE])
+def test_schedules(direction):
+    """Many components: sums over them in float32."""
+    rng = np.random.default_rng(2)
+    for length in (3, 300):
+        sigma, q = single(rng.uniform(0.8, 3, length), rng.uniform(0.001, 0.05, length))
+        mechanism = ComposedOver(PoissonSampled(q, Gaussian(sigma)) * np.full(length, 20.0)) + Gaussian(20.0)
+        found, wide = compare(mechanism, single(1e-6)[0], adjacency=direction)
+        honest(found, wide)
+        assert found.upper < 1.01 * wide.upper
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", [Adjacency.REMOVE, Adjacency.ADD, Adjacency.REPLACE_ONE])
+@pytest.mark.parametrize("seed", range(3))
+def test_attack(direction, seed):
+    """Random compositions, sparse and dense, epsilons and log deltas: never below float64's lower end."""
+    rng = np.random.default_rng(seed)
+    random = lambda low, high: np.exp(rng.uniform(np.log(low), np.log(high), 256))
+    sigma, q, k, delta = single(
+        random(0.3, 20), random(1e-6, 1), np.floor(random(1, (30, 1e4, 1e6)[seed])), random(1e-12, 1e-2)
+    )
+    found, wide = compare(dpsgd(sigma, q, k), delta, adjacency=direction, method="contour")
+    honest(found, wide)
+    near = np.where(np.isfinite(wide.estimate), wide.estimate, 1.0) * rng.uniform(0.3, 1.5, 256)
+    (eps,) = single(np.where(rng.random(256) < 0.1, -near, near))
+    options = {"adjacency": direction, "method": "contour"}
+    narrow = dpjax.log_delta(dpsgd(sigma, q, k), eps, **SINGLE, **options)
+    lower = dpjax.delta_bounds(dpsgd(sigma, q, k), eps, rtol=1e-7, **options).lower
+    some = lower > 0
+    assert (narrow[some] >= np.log(lower[some]) - 1e-12 * np.abs(np.log(lower[some]))).all()
+
+
+def test_statuses_say_where_digits_end():
+    """Terms that cancel by 4e8: an honest, wide answer."""
+    found, wide = compare(dpsgd(*single(1.0, 1e-4, 1000)), single(1e-9)[0])
+    honest(found, wide)
+    assert found.status == Status.ROUNDING and np.isfinite(found.upper)
