@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 
 from dpjax import _special
 from dpjax._special import exp, sincos, tan_quarter, tiny

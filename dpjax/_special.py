@@ -133,7 +133,8 @@ def sincos(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 def tan_quarter(x: jax.Array) -> jax.Array:
     """tan(r / 4) for r in [-pi, pi], x = r modulo 2 pi; absolute error below 5e-16 for |x| < 1e6. See ``_complex.expm1``.
 
-    In float32 1.3e-7 for |x| < 8192."""
+    In float32 1.3e-7 for |x| < 8192.
+    """
     _, r = _reduced(x, 4.0)
     r = 0.25 * r
     z = r * r
@@ -236,7 +237,9 @@ def ln(x: jax.Array) -> jax.Array:
     if not is_single(x):
         return jnp.log(x)
     positive = (x > 0) & (x < jnp.inf)
-    return jnp.where(positive, log(jnp.where(positive, x, 1.0)), jnp.where(x == 0, -jnp.inf, jnp.where(x > 0, x, jnp.nan)))
+    return jnp.where(
+        positive, log(jnp.where(positive, x, 1.0)), jnp.where(x == 0, -jnp.inf, jnp.where(x > 0, x, jnp.nan))
+    )
 
 
 def ln1p(x: jax.Array) -> jax.Array:

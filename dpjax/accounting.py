@@ -336,7 +336,9 @@ def _found_single(mechanism, number, given, answer, adjacency, method, rtol, max
             "others: use precision='float64'."
         )
     if method in ("levy", "lattice"):
-        raise NotImplementedError(f"method = {method!r} needs precision='float64'; float32 has 'closed_form' and 'contour'.")
+        raise NotImplementedError(
+            f"method = {method!r} needs precision='float64'; float32 has 'closed_form' and 'contour'."
+        )
     laid = composition.layout(mechanism, number)
     args = (*laid.leaves, laid.given)
     known = not any(_validate.is_traced(a) for a in args)

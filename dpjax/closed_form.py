@@ -32,7 +32,7 @@ import numpy as np
 from jax import lax
 
 from dpjax._plan import Problem
-from dpjax._special import LOG_2PI, cap, exp, expm1, is_single, like, ln, ln1p, log1p, logaddexp, tiny, unit
+from dpjax._special import LOG_2PI, cap, exp, expm1, is_single, like, ln, log1p, logaddexp, tiny, unit
 
 _ULPS = 16.0
 # exp(-a t - t^2 / 2) is below exp(-45) of its start at the cut. 48 Gauss-Legendre nodes on [0, 1]: error below 1e-18;
@@ -272,7 +272,8 @@ def _log_replace_jvp(primals, tangents):
     value = _log_replace(epsilon, variance, q, move)
     mu = jnp.sqrt(variance)
     z = crossing(epsilon, variance, q).w / mu
-    near = exp(jnp.minimum(epsilon + _log_tail(z) - value, cap(z, 700.0)))  # may overflow where it is not used, at q = 1
+    # may overflow where it is not used, at q = 1
+    near = exp(jnp.minimum(epsilon + _log_tail(z) - value, cap(z, 700.0)))
     far = exp(epsilon + _log_tail(z + mu) - value)
     moved = exp(_log_density(z - mu) - value) + exp(epsilon + _log_density(z + mu) - value)
     d_epsilon = -((1 - q) * near + q * far)
@@ -488,7 +489,9 @@ def _verified(single: Single, log_delta: jax.Array, epsilon: jax.Array, slope: j
 
     start = jnp.concatenate([at, at])
     carry = (np.int32(0), jnp.concatenate([width, width]), start)
-    _, width, ends = lax.while_loop(lambda carry: (carry[0] < (250 if is_single(at) else 1100)) & jnp.any(carry[1] > 0), widen, carry)
+    _, width, ends = lax.while_loop(
+        lambda carry: (carry[0] < (250 if is_single(at) else 1100)) & jnp.any(carry[1] > 0), widen, carry
+    )
     ends = jnp.where(width > 0, jnp.where(side > 0, jnp.inf, 0.0), ends)  # not verified
     lower, upper = jnp.split(ends, 2)
     return jnp.where(finite, lower, epsilon), jnp.where(finite, upper, epsilon)

@@ -146,7 +146,9 @@ def fix_tilt(problem: Problem, plan: Plan, capacity: int) -> Tilt:
     half_ulp = unit(plan.s)
     rise = real3.log_excess() + _PER_SIZE * half_ulp * real3.size
     gauss3 = 0.5 * jnp.concatenate([problem.variance] * 3) * s3 * (1 + s3)
-    k_upper = (_counted(jnp.concatenate([count] * 3), pair3, real3.value + rise) + gauss3) * (1 + max(1e-14, 64 * half_ulp))
+    k_upper = (_counted(jnp.concatenate([count] * 3), pair3, real3.value + rise) + gauss3) * (
+        1 + max(1e-14, 64 * half_ulp)
+    )
 
     cut = jnp.minimum(plan.nodes - 1, capacity - 1) * (2 * PI / plan.period)
     fine = jnp.maximum(cumulant.real_step(pair, plan.s, plan.shift), (win.high - win.low) / _MAX_X)

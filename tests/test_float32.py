@@ -29,7 +29,12 @@ def single(*numbers):
 
 FUNCTIONS = {  # function, reference in float64, points, largest relative error
     "exp": (_special.exp, np.exp, np.linspace(-87.0, 88.0, 300_001), 1.2e-7),
-    "expm1": (_special.expm1, np.expm1, np.concatenate([np.linspace(-25, 88, 300_001), np.geomspace(1e-30, 1, 9999)]), 2.2e-7),
+    "expm1": (
+        _special.expm1,
+        np.expm1,
+        np.concatenate([np.linspace(-25, 88, 300_001), np.geomspace(1e-30, 1, 9999)]),
+        2.2e-7,
+    ),
     "expm1, negative": (_special.expm1, np.expm1, -np.geomspace(1e-30, 20, 99_999), 2.2e-7),
     "log": (_special.log, np.log, np.geomspace(1.2e-38, 3e38, 300_001), 1.2e-7),
     "log near 1": (_special.log, np.log, 1 + np.linspace(-0.5, 1, 100_001), 1.2e-7),
@@ -56,7 +61,9 @@ def test_circular_functions():
     wide = x.astype(np.float64)
     assert np.max(np.abs(sine - np.sin(wide))) < 1e-7 and np.max(np.abs(cosine - np.cos(wide))) < 1e-7
     quarter = np.asarray(jax.jit(_special.tan_quarter)(x), np.float64)
-    assert np.max(np.abs(np.exp(4j * np.arctan(quarter)) - np.exp(1j * wide))) < 5e-7  # of either sign near odd multiples of pi
+    assert (
+        np.max(np.abs(np.exp(4j * np.arctan(quarter)) - np.exp(1j * wide))) < 5e-7
+    )  # of either sign near odd multiples of pi
 
 
 @pytest.mark.parametrize("function", ["exp", "expm1", "log", "log1p", "ln", "ln1p"])
@@ -314,9 +321,7 @@ def test_sweep():
     )
     assert (table["epsilon"] >= exact["epsilon_lower"]).all()
     np.testing.assert_allclose(table["epsilon"], exact["epsilon"], rtol=1e-3)
-    np.testing.assert_allclose(
-        table["d_epsilon_d_noise_multiplier"], exact["d_epsilon_d_noise_multiplier"], rtol=1e-3
-    )
+    np.testing.assert_allclose(table["d_epsilon_d_noise_multiplier"], exact["d_epsilon_d_noise_multiplier"], rtol=1e-3)
 
 
 @pytest.mark.slow
