@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -55,7 +56,7 @@ def measure(rows, asked):
         step = dpjax.PoissonSampled(q, dpjax.Gaussian(sigma))
         mechanism = step if one else step * k
         ask = dpjax.epsilon_bounds if asked == "epsilon" else dpjax.delta_bounds
-        options = {"adjacency": DIRECTIONS[direction]}
+        options: dict[str, Any] = {"adjacency": DIRECTIONS[direction]}
         wide.append(ask(mechanism, given, rtol=1e-8, **options))
         ask(mechanism, given, precision="float32", **options)
         start = time.perf_counter()

@@ -478,7 +478,7 @@ def _verified(single: Single, log_delta: jax.Array, epsilon: jax.Array, slope: j
     width = width / jnp.where(slope < 0, -slope, 1.0) + 0.25 * ulp
     width = jnp.where(jnp.isfinite(width), width, ulp) + tiny(width)
     both = jax.tree.map(lambda a: jnp.concatenate([a, a]), single)
-    goal, side = jnp.concatenate([log_delta, log_delta]), like(np.repeat([-1.0, 1.0], at.shape[0]), at)
+    goal, side = jnp.concatenate([log_delta, log_delta]), jnp.asarray(like(np.repeat([-1.0, 1.0], at.shape[0]), at))
 
     def widen(carry):
         i, width, ends = carry
