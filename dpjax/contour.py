@@ -37,7 +37,7 @@ from dpjax._plan import (
 )
 from dpjax._positions import at_least, pick
 from dpjax._precision import namespace
-from dpjax._special import arctan2, cap, exp, is_single, like, ln, log, log1p, sincos, tiny, total, unit
+from dpjax._special import arctan2, cap, exp, is_single, like, ln, log, log1p, logaddexp, sincos, tiny, total, unit
 from dpjax.pairs import SampledGaussianPair
 
 PASSES = 6
@@ -154,8 +154,8 @@ def fix_tilt(problem: Problem, plan: Plan, capacity: int) -> Tilt:
     fine = jnp.maximum(cumulant.real_step(pair, plan.s, plan.shift), (win.high - win.low) / _MAX_X)
     up = cumulant.log_envelope(pair, plan.s, cut, plan.shift, win, fine)
     own = cumulant.log_real_alias(pair, plan.s, fine, plan.shift)
-    up = jnp.logaddexp(up, real.value + rise[:lanes] + 0.5 * plan.shift**2 + own)
-    up = jnp.logaddexp(up, cumulant.log_tail_above(pair, plan.s, win, plan.shift))
+    up = logaddexp(up, real.value + rise[:lanes] + 0.5 * plan.shift**2 + own)
+    up = logaddexp(up, cumulant.log_tail_above(pair, plan.s, win, plan.shift))
     if is_single(up):  # that sum is not one of small differences: its rounding counts in every step
         up = up + 4 * half_ulp * (8 + jnp.abs(up))
     up = jnp.minimum(up, real.value + rise[:lanes])
@@ -166,7 +166,7 @@ def fix_tilt(problem: Problem, plan: Plan, capacity: int) -> Tilt:
     step = jnp.maximum(plan.step, (win.high - win.low) / _MAX_X)
     beyond = cumulant.log_tail_above(pair, plan.s, win, plan.height) - real.value
     alias = cumulant.log_line_alias(pair, plan.s, jnp.maximum(cut, 0.0), plan.height, step)
-    log_inner = np.log(2.0) + jnp.logaddexp(jnp.logaddexp(alias, beyond), real.log_error)
+    log_inner = np.log(2.0) + logaddexp(logaddexp(alias, beyond), real.log_error)
     log_inner = jnp.where(log_inner < -1.0, log_inner + rise[:lanes], 300.0)  # relative to the computed exp K
     return Tilt(
         win, plan.height, step, real,
@@ -246,7 +246,7 @@ def line(problem: Problem, plan: Plan, tilt: Tilt, capacity: int, block: int) ->
         log_modulus, angle = log_phi(moments)
         weight, angles = integrand(problem, plan, tilt, at.t, at.log_half, log_modulus, angle, plan.epsilon)
         error = tilt.log_inner[:, :, None]
-        raised = jnp.logaddexp(log_modulus, error)
+        raised = logaddexp(log_modulus, error)
         inner = weight + jnp.sum(count * (raised - log_modulus), 1)
         inner = inner + jnp.log(jnp.sum(count * jnp.exp(error - raised), 1) + tiny(weight))
         put = lambda whole, part: lax.dynamic_update_slice(whole, part, (np.int32(0), start))
@@ -461,6 +461,10 @@ def evaluate(
     at = jax.tree.map(lambda a: a[:, 0], sums(plan, tilt, on, eps[:, None]))
     c = certify(problem, plan, tilt, on, eps, at)
     over = c.truncation + c.inner + c.rounding
+    if is_single(
+        over
+    ):  # the bounds' own rounding: they are sums and products of positive numbers, and exponentials of logs
+        over = 1.01 * over
     under = over + c.alias_up + c.alias_down
     # where every term has underflowed the guess of log delta was far too large, and nothing is known
     good = (at.estimate > 0) & (at.absolute > 0) & jnp.isfinite(at.estimate)
