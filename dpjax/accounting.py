@@ -124,7 +124,7 @@ def epsilon(
         about 300 bytes.
       precision: "float64", or "float32" for platforms that lack float64 (TPUs): Gaussians only, sampled or not. Numbers
         are rounded to float32 first and the answer is certified for those, about 1e-3 of delta above the truth (rtol below 1e-3
-        counts as that), more where ``Status.ROUNDING`` says that the terms cancel; for numbers the result is NumPy float32.
+        counts as that), far more where ``Status.ROUNDING`` says that the terms cancel; for numbers the result is NumPy float32.
 
     Returns:
       Epsilon >= 0, in the broadcast shape: NumPy float64 (float32 if that is ``precision``) for numbers, the default
