@@ -177,6 +177,15 @@ def excess(found, wide):
     return found.upper[some].astype(float) / wide.upper[some] - 1
 
 
+def closeness(found, wide, converged):
+    """Most answers have float32's digits; those that have not say so."""
+    assert np.median(excess(found, wide)) < 1e-3
+    done = found.status == Status.CONVERGED
+    assert done.mean() > 0.75
+    part = lambda bounds: dpjax.Bounds(*(x[done] for x in bounds))
+    assert np.max(excess(part(found), part(wide))) < converged
+
+
 LANES = 128
 
 
@@ -199,19 +208,17 @@ def test_epsilon_is_honest_and_close():
     assert found.upper.dtype == np.float32
     honest(found, wide)
     part = lambda bounds: dpjax.Bounds(*(x[:number] for x in bounds))
-    gap = excess(part(found), part(wide))
-    assert np.median(gap) < 1e-3 and np.quantile(gap, 0.99) < 1e-2
+    closeness(part(found), part(wide), 1e-2)
 
 
-# (mechanism, epsilon): one lane each in one program
+@pytest.mark.slow
 def test_delta_is_honest_and_close():
     table = rows("psg", "rows")[::5] + rows("psg", "sparse_rows")
     names = ("noise_multiplier", "sampling_probability", "steps", "epsilon")
     sigma, q, k, eps = single(*([row[name] for row in table] for name in names))
     found, wide = compare(dpsgd(sigma, q, k), eps, "delta")
     honest(found, wide)
-    gap = excess(found, wide)
-    assert np.median(gap) < 1e-3 and np.quantile(gap, 0.9) < 2e-2
+    closeness(found, wide, 5e-3)
 
 
 @pytest.mark.parametrize("asked", [pytest.param("epsilon", marks=pytest.mark.slow), "delta"])
