@@ -178,10 +178,10 @@ def excess(found, wide):
 
 
 def closeness(found, wide, converged):
-    """Most answers have float32's digits; those that have not say so."""
-    assert np.median(excess(found, wide)) < 1e-3
+    """Most answers are close; those that float32 has no digits for say so."""
+    assert np.median(excess(found, wide)) < 1e-3 and np.quantile(excess(found, wide), 0.75) < 1e-2
     done = found.status == Status.CONVERGED
-    assert done.mean() > 0.75
+    assert done.mean() > 0.5
     part = lambda bounds: dpjax.Bounds(*(x[done] for x in bounds))
     assert np.max(excess(part(found), part(wide))) < converged
 
@@ -209,6 +209,7 @@ def test_epsilon_is_honest_and_close():
     honest(found, wide)
     part = lambda bounds: dpjax.Bounds(*(x[:number] for x in bounds))
     closeness(part(found), part(wide), 1e-2)
+    assert np.quantile(excess(part(found), part(wide)), 0.9) < 1e-2
 
 
 @pytest.mark.slow
