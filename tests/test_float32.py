@@ -173,7 +173,7 @@ def honest(found, wide):
 
 
 def excess(found, wide):
-    some = np.isfinite(wide.upper) & (wide.upper > 0)
+    some = np.isfinite(wide.upper) & (wide.upper > 1.2e-38)  # no float32 is smaller
     return found.upper[some].astype(float) / wide.upper[some] - 1
 
 
