@@ -71,7 +71,9 @@ def grid(families, members, seed):
 
 def test_an_answer_does_not_depend_on_its_company(shared):
     sigma, q, k, log_delta = grid(8, 128, 1)
-    ask = lambda rows: dpjax.epsilon_bounds(dpsgd(sigma[rows], q[rows], k[rows]), log_delta=log_delta[rows], rtol=1e-6, method="contour")
+    ask = lambda rows: dpjax.epsilon_bounds(
+        dpsgd(sigma[rows], q[rows], k[rows]), log_delta=log_delta[rows], rtol=1e-6, method="contour"
+    )
     whole, some = ask(slice(None)), ask(slice(256, 768))
     assert len(shared) == 2
     ours = (some.status == dpjax.Status.CONVERGED) & (some.nodes <= _shared._NODES[-1])
