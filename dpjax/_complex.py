@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 
-from dpjax._special import sincos, tan_quarter
+from dpjax import _special
+from dpjax._special import exp, sincos, tan_quarter, tiny
 
 Complex = tuple[jax.Array, jax.Array]
-_TINY = 1e-300
 
 
 def each(function: Callable[..., jax.Array], *numbers: Complex) -> Complex:
@@ -27,7 +26,7 @@ def mul(a: Complex, b: Complex) -> Complex:
 
 
 def ratio(a: Complex, b: Complex) -> Complex:
-    square = b[0] ** 2 + b[1] ** 2 + _TINY
+    square = b[0] ** 2 + b[1] ** 2 + tiny(b[0])
     return (a[0] * b[0] + a[1] * b[1]) / square, (a[1] * b[0] - a[0] * b[1]) / square
 
 
@@ -38,7 +37,7 @@ def scale(c, a: Complex) -> Complex:
 def polar(log_modulus: jax.Array, angle: jax.Array) -> Complex:
     """exp(log_modulus + i angle)."""
     sine, cosine = sincos(angle)
-    modulus = jnp.exp(log_modulus)
+    modulus = exp(log_modulus)
     return modulus * cosine, modulus * sine
 
 
@@ -47,7 +46,7 @@ def expm1(x: jax.Array, y: jax.Array) -> Complex:
 
     Both parts are cheap functions of two numbers: a compiler that evaluates the parts apart repeats little.
     """
-    t, below = tan_quarter(y), jnp.expm1(x)
+    t, below = tan_quarter(y), _special.expm1(x)
     over = 1 / (1 + t * t)
     sine, cosine = 2 * t * over, (1 - t * t) * over  # of y / 2
     versine = 2 * sine * sine

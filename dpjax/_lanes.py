@@ -27,6 +27,7 @@ class Settings(NamedTuple):
     unknown: str
     tol: float
     max_nodes: int
+    chunk: int = _CHUNK  # lanes of one loop under tracing
 
 
 def _capacity(settings: Settings) -> int:
@@ -71,7 +72,7 @@ def _evaluate(settings: Settings, constants: tuple, xs: tuple, order: int) -> tu
         return found.answer(), jax.tree.map(still, derivatives)
 
     problem = Problem(variance, SampledGaussianPair(sigma, q, sign, alpha, beta), count)
-    size = 1 if lanes <= 2 else min(_CHUNK, lanes)
+    size = 1 if lanes <= 2 else min(settings.chunk, lanes)
     chunks = -(-lanes // size)
     padded = jax.tree.map(lambda a: jnp.concatenate([a, jnp.repeat(a[:1], chunks * size - lanes, 0)]), (problem, given))
     split = jax.tree.map(lambda a: a.reshape((chunks, size, *a.shape[1:])), padded)

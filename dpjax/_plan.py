@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax import cumulant
+from dpjax import _special, cumulant
 from dpjax._positions import at_least, first_true, pick
 from dpjax._precision import namespace
+from dpjax._special import is_single, like, ln, ln1p, log1p, tiny
 from dpjax.pairs import SampledGaussianPair
 
 PI = jnp.pi
-TINY = 1e-300
 MANY = 64  # nodes from which it pays to look for a better tilt
 _SHARES = 4.0  # of tol: alias up, alias down, truncation; the inner quadrature and rounding are far below
 _GRID = 32
@@ -65,25 +65,34 @@ class Plan(NamedTuple):
     step: jax.Array  # (lanes, components): and their spacing
 
 
+def _slack(each: jax.Array) -> float:
+    """What a sum along the last axis, and the function that follows it, may be off by."""
+    return 4e-6 + 6e-8 * each.shape[-1] if is_single(each) else 1e-13
+
+
 def largest_loss(problem: Problem) -> jax.Array:
     """An upper bound of the largest possible loss: finite only if nothing is unbounded (the add direction)."""
     pair, count = problem.pair, problem.count
     xp = namespace(*problem.pair[:2], count)
     unbounded = xp.any((pair.sign > 0) & (pair.beta != 0), -1) | (pair.q >= 1)
-    each = xp.where(unbounded, xp.inf, -xp.log1p(-xp.where(unbounded, 0.0, pair.q)))
+    each = xp.where(unbounded, xp.inf, -(xp.log1p if xp is np else ln1p)(-xp.where(unbounded, 0.0, pair.q)))
     bounded = xp.where((count > 0) & (pair.q > 0), count * each, 0.0)
-    return xp.where(problem.variance > 0, xp.inf, xp.sum(bounded, -1) * (1 + 1e-13))
+    return xp.where(problem.variance > 0, xp.inf, xp.sum(bounded, -1) * (1 + _slack(bounded)))
 
 
 def log_touched(problem: Problem) -> jax.Array:
     """log of the probability that some step sees the record, rounded up: a bound on delta at every epsilon >= 0."""
     xp = namespace(*problem.pair[:2], problem.count)
-    untouched = xp.sum(problem.count * xp.log1p(-xp.minimum(problem.pair.q, 1 - 1e-16)), -1)
-    log_p = xp.log(-xp.expm1(xp.minimum(untouched, 0.0)) + TINY) + 1e-13
+    q = problem.pair.q
+    log, log1p, expm1 = (xp.log, xp.log1p, xp.expm1) if xp is np else (ln, ln1p, _special.expm1)
+    untouched = xp.sum(problem.count * log1p(-xp.minimum(q, 1 - (6e-8 if is_single(q) else 1e-16))), -1)
+    log_p = log(-expm1(xp.minimum(untouched, 0.0)) + tiny(q)) + _slack(q)
     return xp.where(problem.variance > 0, 0.0, xp.minimum(log_p, 0.0))
 
 
 def xlogx(s: jax.Array) -> jax.Array:
+    if is_single(s):
+        return -log1p(s) - s * log1p(1 / s)
     return s * jnp.log(s) - (1 + s) * jnp.log1p(s)
 
 
@@ -104,10 +113,10 @@ def _moments(problem: Problem, u: jax.Array, nodes: cumulant.Nodes, log_n: jax.A
     spread2 = jnp.maximum(jnp.sum(w * loss * loss, -1) / z - mean * mean, 0.0)
     # a second peak of the weight beyond the last node, where (1 + v)^(1+s) is about (q exp y)^(1+s)
     c = s[:, None, :]
-    far = (1 + c) * jnp.log(wide.q + TINY) + 0.5 * c * (1 + c) / wide.sigma**2
+    far = (1 + c) * jnp.log(wide.q + tiny(wide.q)) + 0.5 * c * (1 + c) / wide.sigma**2
     unseen = jnp.any(pair.sign > 0, -1)[:, :, None] & ((1 + c) / wide.sigma > u[..., -1:])
     dominant = unseen & (far > k)
-    mean = jnp.where(dominant, jnp.log(wide.q + TINY) + (0.5 + c) / wide.sigma**2, mean)
+    mean = jnp.where(dominant, jnp.log(wide.q + tiny(wide.q)) + (0.5 + c) / wide.sigma**2, mean)
     spread2 = jnp.where(dominant, 1 / wide.sigma**2, spread2)
     k = jnp.where(unseen, jnp.logaddexp(k, far), k)
     count = problem.count[:, :, None]
@@ -137,7 +146,7 @@ def _u_nodes(problem: Problem, log_delta: jax.Array, size: int) -> tuple[jax.Arr
     low = -9.0 - jnp.where(jnp.any(pair.sign < 0, -1), inv, 0.0)
     high = jnp.maximum(9.0 + jnp.sqrt(2 * jnp.maximum(-log_delta, 1.0))[:, None], inv + 9.0)
     du = (high - low) / (size - 1)
-    return low[..., None] + du[..., None] * np.arange(size, dtype=np.float64), du
+    return low[..., None] + du[..., None] * np.arange(size, dtype=du.dtype), du
 
 
 def choose(problem: Problem, epsilon: jax.Array, log_delta: jax.Array, tol: jax.Array) -> Plan:
@@ -157,9 +166,9 @@ def choose(problem: Problem, epsilon: jax.Array, log_delta: jax.Array, tol: jax.
         k, k1, k2 = _moments(problem, u, nodes, log_n, s)
         eps_s, log_s = saddle(s, k, k1, k2)
         after = first_true(jnp.where(no_epsilon[:, None], log_s < log_delta[:, None], eps_s > epsilon[:, None]))
-        return jnp.where(i == 0, pick(s, after)[:, None] * _AROUND, s), k, k2, eps_s, log_s, after
+        return jnp.where(i == 0, pick(s, after)[:, None] * like(_AROUND, s), s), k, k2, eps_s, log_s, after
 
-    wide = jnp.broadcast_to(jnp.asarray(_WIDE, u.dtype), (lanes, _GRID))
+    wide = jnp.broadcast_to(like(_WIDE, u), (lanes, _GRID))
     zero = jnp.zeros_like(wide)
     start = (wide, zero, zero, zero, zero, jnp.zeros((lanes,), jnp.int32))
     s, k, k2, eps_s, log_s, after = lax.fori_loop(np.int32(0), np.int32(2), refine, start)
@@ -182,7 +191,7 @@ def contours(pair: SampledGaussianPair, epsilon, log_delta, tol, s, k, k2, eps_s
     log_d = jnp.where(no_delta, jnp.minimum(l0 + part * (l1 - l0), 0.0), log_delta)
 
     exponent = k - s * eps[:, None]
-    unit = 32 * float(jnp.finfo(s.dtype).epsneg)  # the rounding of an average term, about
+    unit = 32 * _special.unit(s)  # the rounding of an average term, about
     log_height = -0.5 * jnp.log(4 * s * (1 + s))
     log_c = jnp.maximum(exponent + log_height - log_d[:, None], 0.0)
     # what each tilt can reach: tol, or its own rounding error
@@ -200,7 +209,7 @@ def contours(pair: SampledGaussianPair, epsilon, log_delta, tol, s, k, k2, eps_s
     known = jnp.maximum(-spare - log_d[:, None], 0.0) / s
     period = jnp.maximum(jnp.maximum(up, down), known)
     log_c = jnp.maximum(exponent + jnp.logaddexp(log_height, -jnp.log(period * s * (1 + s))) - log_d[:, None], 0.0)
-    gauss_t = jnp.sqrt(2 * jnp.maximum(exponent - log_target, 1.0) / (k2 + TINY))
+    gauss_t = jnp.sqrt(2 * jnp.maximum(exponent - log_target, 1.0) / (k2 + tiny(k2)))
     price = jnp.where(jnp.isfinite(period), _PRICE * (reach - jnp.min(reach, 1, keepdims=True)), jnp.inf)
     index = at_least(price + jnp.log(period * gauss_t))
     nothing, empty = jnp.zeros_like(eps), jnp.zeros_like(pair.sigma)
@@ -219,7 +228,7 @@ def at_tilt(problem: Problem, plan: Plan, index: jax.Array) -> Plan:
     # the best shift of a light loss is about t q / sigma
     widest = 0.4 * jnp.minimum(PI * pair.sigma, 60.0)
     least = jnp.clip(0.3 * t[:, None] * pair.q / pair.sigma / widest, 1e-8, 7.5e-4)
-    y = widest[..., None] * least[..., None] ** _SHIFTS
+    y = widest[..., None] * least[..., None] ** like(_SHIFTS, t)
     nodes = cumulant.shifted(pair, s, u[:, :, None, :], y[..., None])
     modulus, angle = nodes.log_modulus + jnp.log(du)[..., None, None], nodes.loss[1]
 

@@ -22,7 +22,7 @@ from dpjax._validate import is_traced
 UP, NEAREST, DOWN, INTEGER = "up", "nearest", "down", "integer"
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """What a traced call is, apart from numbers; hashable."""
 
     function: Callable
@@ -30,6 +30,7 @@ class _Call(NamedTuple):
     rounding: tuple[str, ...]
     traced: tuple[bool, ...]
     dtype: Any
+    wide: bool  # whether it is computed in float64, else in float32
 
 
 def namespace(*arrays: Any) -> Any:
@@ -64,19 +65,19 @@ def traced(function: Callable, static: Any, args: tuple, rounding: tuple[str, ..
       The outputs in the default floating dtype, or int32.
     """
     flags = tuple(is_traced(a) for a in args)
-    call = _Call(function, static, rounding, flags, jnp.dtype(jnp.result_type(float)))
+    call = Call(function, static, rounding, flags, jnp.dtype(jnp.result_type(float)), True)
     constants = tuple(np.asarray(a, np.float64) for a, flag in zip(args, flags, strict=True) if not flag)
     # an inner function may have put a float64 tracer here; the boundary is in the caller's dtype
     moving = tuple(jnp.asarray(a, call.dtype) for a, flag in zip(args, flags, strict=True) if flag)
-    return _boundary(call, constants, *moving)
+    return boundary(call, constants, *moving)
 
 
-def _merge(call: _Call, constants: tuple, moving: tuple) -> list:
+def _merge(call: Call, constants: tuple, moving: tuple) -> list:
     fixed, free = iter(constants), iter(moving)
     return [next(free) if flag else next(fixed) for flag in call.traced]
 
 
-def _split(call: _Call, args: tuple) -> tuple:
+def _split(call: Call, args: tuple) -> tuple:
     return tuple(a for a, flag in zip(args, call.traced, strict=True) if flag)
 
 
@@ -123,7 +124,7 @@ def _values_to_second(call, *args):
 
 
 def _leave(x: jax.Array, dtype: Any, rounding: str) -> jax.Array:
-    """A float64 result in the caller's dtype, rounded towards ``rounding``."""
+    """A result in the caller's dtype, rounded towards ``rounding``."""
     if rounding == INTEGER:
         return x.astype(jnp.int32)
     near = x.astype(dtype)
@@ -135,11 +136,11 @@ def _leave(x: jax.Array, dtype: Any, rounding: str) -> jax.Array:
     return near
 
 
-def _evaluate(call: _Call, constants: tuple, moving: tuple, order: int) -> tuple:
+def _evaluate(call: Call, constants: tuple, moving: tuple, order: int) -> tuple:
     """Mapped over, more lanes. JAX would map the float64 operations one by one, with the flag off, which fails for some."""
     if not moving:
-        return _in_float64(call, constants, moving, order)
-    lanes = jax.custom_batching.custom_vmap(lambda *moving: _in_float64(call, constants, moving, order))
+        return _inside(call, constants, moving, order)
+    lanes = jax.custom_batching.custom_vmap(lambda *moving: _inside(call, constants, moving, order))
 
     @lanes.def_vmap
     def _(size, batched, *moving):
@@ -155,10 +156,11 @@ def _evaluate(call: _Call, constants: tuple, moving: tuple, order: int) -> tuple
     return lanes(*moving)
 
 
-def _in_float64(call: _Call, constants: tuple, moving: tuple, order: int) -> tuple:
+def _inside(call: Call, constants: tuple, moving: tuple, order: int) -> tuple:
     function = (_values, _values_and_gradient, _values_to_second)[order]
-    with jax.enable_x64(True):
-        args = [jnp.asarray(a).astype(jnp.float64) for a in _merge(call, constants, moving)]
+    with jax.enable_x64(call.wide):
+        inner = jnp.float64 if call.wide else jnp.float32
+        args = [jnp.asarray(a).astype(inner) for a in _merge(call, constants, moving)]
         result = compiled(function)(call, *args)
         outputs, *derivatives = (result,) if order == 0 else result
         outputs = tuple(_leave(o, call.dtype, r) for o, r in zip(outputs, call.rounding, strict=True))
@@ -166,4 +168,4 @@ def _in_float64(call: _Call, constants: tuple, moving: tuple, order: int) -> tup
     return outputs, gradient, hessian
 
 
-_boundary = twice_differentiable(_evaluate)
+boundary = twice_differentiable(_evaluate)

@@ -16,7 +16,7 @@ from jax import lax
 from dpjax import contour, cumulant
 from dpjax._complex import add, mul, ratio
 from dpjax._plan import PI, Plan, Problem
-from dpjax._special import sincos
+from dpjax._special import exp, sincos
 
 
 class Sensitivity(NamedTuple):
@@ -76,7 +76,7 @@ def of_log_delta(problem: Problem, plan: Plan, eps: jax.Array, order: int, capac
     h = 2 * PI / plan.period
     lanes, components = problem.pair.sigma.shape
     parameters = 3 * components + 2
-    scale = jnp.exp(contour.log_scale(plan, tilt, eps))
+    scale = exp(contour.log_scale(plan, tilt, eps))
     count = problem.count[:, :, None]
 
     def body(carry):
@@ -89,7 +89,7 @@ def of_log_delta(problem: Problem, plan: Plan, eps: jax.Array, order: int, capac
         )  # fmt: skip
         log_phi, angle = contour.log_phi(moments)
         weight, phase = contour.integrand(problem, plan, tilt, t, at.log_half, log_phi, angle, eps)
-        amplitude = scale[:, None] * jnp.exp(weight)
+        amplitude = scale[:, None] * exp(weight)
         sine, cosine = sincos(phase)
         term = (amplitude * cosine, amplitude * sine)
         first, second = _cumulant_derivatives(problem, plan, t, moments, order)

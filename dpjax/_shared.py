@@ -195,7 +195,9 @@ def solve(
         best = best or contour.Answer(*map(np.copy, found))
         for whole, some in zip(best, found, strict=True):
             whole[todo] = some
-        guess[todo] = np.where(np.isfinite(found.estimate), found.estimate, getattr(chosen, unknown))
+        guess[todo] = np.where(
+            np.isfinite(found.estimate), found.estimate, chosen.epsilon if for_epsilon else chosen.log_delta
+        )
         (epsilon, log_delta) = (guess, log_delta) if for_epsilon else (epsilon, guess)
         least[todo] = wanted
         # a lane that has all the nodes there are does not get more by another try

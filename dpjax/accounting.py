@@ -14,20 +14,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from dpjax import _by_laws, _lanes, _order, _precision, _validate, closed_form, composition, suspicion
+from dpjax import _by_laws, _lanes, _order, _precision, _single, _validate, closed_form, composition, suspicion
 from dpjax._plan import Problem, largest_loss, log_touched
+from dpjax._special import exp, expm1, is_single, ln, logaddexp, unit
 from dpjax.laws import check_adjacency
 from dpjax.mechanisms import COMPOSITIONS, Adjacency, Mechanism, attained, known_by_parameters
 from dpjax.pairs import REVERSE, SampledGaussianPair, directions
 
 METHODS = ("auto", "closed_form", "contour", "levy", "lattice")
+PRECISIONS = ("float64", "float32")
 
 
 class Status(enum.IntEnum):
     """How an answer's interval came about.
 
-    CONVERGED: as narrow as ``rtol`` asks. ROUNDING: float64 has no more digits here, the terms of the sum cancel too
-    far. MAX_NODES: ``max_nodes`` contour nodes did not suffice. GRID: as wide as a grid leaves it: the lattice aims at 1e-3
+    CONVERGED: as narrow as ``rtol`` asks. ROUNDING: float64 (or float32, if asked for) has no more digits here, the terms of
+    the sum cancel too far. MAX_NODES: ``max_nodes`` contour nodes did not suffice. GRID: as wide as a grid leaves it: the lattice aims at 1e-3
     of delta, or ``rtol`` if that is more; ``bounded_range`` at 1% unless an rtol of 1e-4 or more asks for another. ONE_SIDED: the
     mechanism's analysis is itself an upper bound, and nothing is known from below: ``lower`` says so, ``estimate`` is the
     bound's. In each case the interval is certified. INVALID: an argument was out of range, and the answer is NaN.
@@ -101,6 +103,7 @@ class _Query(NamedTuple):
     rtol: float
     max_nodes: int
     single: bool  # one run of one mechanism
+    known: bool = False  # in float32: no number is traced, so that no derivative is asked for
 
 
 _ROUNDING = (_precision.DOWN, _precision.NEAREST, _precision.UP) + (_precision.INTEGER,) * 3
@@ -129,10 +132,13 @@ def epsilon(
       rtol: relative tolerance on delta.
       max_nodes: the most contour nodes for one answer; 32 grid points count as one, 4 under tracing, and each takes
         about 300 bytes.
-      precision: "float64".
+      precision: "float64", or "float32" for platforms that lack float64 (TPUs): Gaussians only, sampled or not. Numbers
+        are rounded to float32 first and the answer is certified for those, about 1e-3 of delta above the truth (rtol below 1e-3
+        counts as that), far more where ``Status.ROUNDING`` says that the terms cancel; for numbers the result is NumPy float32.
 
     Returns:
-      Epsilon >= 0, in the broadcast shape: NumPy float64 for numbers, the default floating dtype for traced values.
+      Epsilon >= 0, in the broadcast shape: NumPy float64 (float32 if that is ``precision``) for numbers, the default
+      floating dtype for traced values.
       Infinite where no finite epsilon exists.
 
     Guarantee:
@@ -142,7 +148,7 @@ def epsilon(
 
     Raises:
       ValueError: a concrete argument is out of range. A traced one gives NaN.
-      NotImplementedError: no analysis is known for the mechanism under ``adjacency``.
+      NotImplementedError: no analysis is known for the mechanism under ``adjacency``, or none in float32.
 
     Example:
       >>> import dpjax
@@ -290,14 +296,14 @@ def _ask(mechanism, number, given, answer, adjacency, method, rtol, max_nodes, p
         raise TypeError(f"mechanism must be a dpjax mechanism; got {mechanism!r}.")
     directions(adjacency)
     _validate.one_of("method", method, METHODS)
-    _validate.one_of("precision", precision, ("float64",))
+    _validate.one_of("precision", precision, PRECISIONS)
     rtol, max_nodes = _validate.number("rtol", rtol), _validate.number("max_nodes", max_nodes)
     _validate.in_range("rtol", rtol, 1e-15, 0.5)
     _validate.in_range("max_nodes", max_nodes, 64, 65536, integral=True)
     composition.check(mechanism)
     check_adjacency(mechanism, adjacency)
     mechanism = composition.reduced(mechanism, adjacency)
-    found = _found(mechanism, number, given, answer, adjacency, method, rtol, int(max_nodes))
+    found = _found(mechanism, number, given, answer, adjacency, method, rtol, int(max_nodes), precision)
     return found if attained(mechanism, adjacency) else _one_sided(found, answer)
 
 
@@ -313,8 +319,10 @@ def _one_sided(found: Bounds, answer: str) -> Bounds:
     )
 
 
-def _found(mechanism, number, given, answer, adjacency, method, rtol, max_nodes) -> Bounds:
+def _found(mechanism, number, given, answer, adjacency, method, rtol, max_nodes, precision) -> Bounds:
     """The answer about the dominating pairs."""
+    if precision == "float32":
+        return _found_single(mechanism, number, given, answer, adjacency, method, rtol, max_nodes)
     if method == "auto" and known_by_parameters(mechanism):
         from dpjax import parametric  # only loaded when asked for
 
@@ -336,6 +344,32 @@ def _found(mechanism, number, given, answer, adjacency, method, rtol, max_nodes)
         codes = [np.asarray(x, np.int32) for x in flat[3:]]
         out = [np.asarray(x, np.float64).reshape(laid.shape)[()] for x in flat[:3]]
         return Bounds(*out, *(x.reshape(laid.shape)[()] for x in codes))
+
+
+def _found_single(mechanism, number, given, answer, adjacency, method, rtol, max_nodes) -> Bounds:
+    """The same in float32."""
+    if not composition.all_gaussian(mechanism):
+        raise NotImplementedError(
+            f"precision='float32' knows Gaussians only, Poisson-sampled or not, and their compositions; {mechanism!r} has "
+            "others: use precision='float64'."
+        )
+    if method in ("levy", "lattice"):
+        raise NotImplementedError(
+            f"method = {method!r} needs precision='float64'; float32 has 'closed_form' and 'contour'."
+        )
+    laid = composition.layout(mechanism, number)
+    args = (*laid.leaves, laid.given)
+    known = not any(_validate.is_traced(a) for a in args)
+    one = not isinstance(mechanism, COMPOSITIONS)
+    query = _Query(
+        laid.structure, adjacency, answer, given, method, max(rtol, _single.LEAST_RTOL), max_nodes, one, known
+    )
+    if not known:
+        flat = _single.traced(_answer_traced, query, args, _ROUNDING)
+        return Bounds(*(x.reshape(laid.shape) for x in flat))
+    flat = _single.concrete(_answer_traced, query, *args)
+    ends = [np.asarray(x, np.float32).reshape(laid.shape)[()] for x in flat[:3]]
+    return Bounds(*ends, *(np.asarray(x, np.int32).reshape(laid.shape)[()] for x in flat[3:]))
 
 
 def _by_parameters(bounds, mechanism, number, given, answer, rtol) -> Bounds:
@@ -374,7 +408,10 @@ def _prepare(query: _Query, args: tuple, direction: Adjacency) -> _Direction:
     for_epsilon = query.answer == "epsilon"
     if query.given == "delta":
         positive = given > 0
-        known = xp.where(positive, xp.log(xp.where(positive, given, 1.0)), -xp.inf)
+        log = xp.log if xp is np else ln
+        known = xp.where(positive, log(xp.where(positive, given, 1.0)), -xp.inf)
+        if is_single(given):  # rounded down: a smaller delta has a larger epsilon
+            known = known * (1 + 4 * unit(given))
         known = xp.where((given >= 0) & (given <= 1), known, xp.nan)
     else:
         known = given
@@ -440,6 +477,8 @@ def _engines(query: _Query, lanes: _Direction, solve_closed, solve_contour) -> t
     zero = xp.zeros(lanes.given.shape)
     components = lanes.problem.pair.sigma.shape[1]
     settings = _lanes.Settings("epsilon" if query.answer == "epsilon" else "delta", query.rtol, query.max_nodes)
+    if query.known:  # lanes of one call may differ by orders of magnitude, and here nothing sorts them
+        settings = settings._replace(chunk=1)
     if query.method == "levy":
         found = (_levy if xp is jnp else _precision.compiled(_levy))(settings, lanes.problem, lanes.given)
         status = xp.where(found.converged, int(Status.CONVERGED), int(Status.ROUNDING))
@@ -447,11 +486,11 @@ def _engines(query: _Query, lanes: _Direction, solve_closed, solve_contour) -> t
     # Whether a traced count is 1 is not known: only a record that is a single step goes to the closed form then.
     traced = xp is jnp
     single = components == 0 or query.single
-    exact = closed_form.applies(lanes.problem) if not traced else xp.zeros(zero.shape, bool) | single
+    exact = closed_form.applies(lanes.problem) if not traced or query.known else xp.zeros(zero.shape, bool) | single
     if query.method == "contour":
         exact = exact & False
     closed = by_contour = None
-    if query.method == "closed_form" or (query.method == "auto" and (single or not traced)):
+    if query.method == "closed_form" or (query.method == "auto" and (single or not traced or query.known)):
         ends = solve_closed(settings, lanes.problem, lanes.given, exact | lanes.settled)
         closed = (*ends, zero + int(Status.CONVERGED), zero + int(Method.CLOSED_FORM), zero)
     if query.method == "contour" or (query.method == "auto" and components and not (traced and single)):
@@ -476,25 +515,28 @@ def _finish(lanes: _Direction, found: tuple) -> tuple:
 def _unmirror(log_d, eps, xp):
     """log of 1 - e^-e + e^-e delta for e = -eps > 0."""
     e = xp.where(eps < 0, -eps, 1.0)
-    return xp.where(eps < 0, xp.logaddexp(xp.log(-xp.expm1(-e)), log_d - e), log_d)
+    if xp is np:
+        return xp.where(eps < 0, xp.logaddexp(xp.log(-xp.expm1(-e)), log_d - e), log_d)
+    return jnp.where(eps < 0, logaddexp(ln(-expm1(-e)), log_d - e), log_d)
 
 
 def _to_answer(query: _Query, ends: tuple, given, xp) -> tuple:
     """The three ends in the units of the answer, rounded outwards."""
     if query.answer == "epsilon":
         return ends
-    unit = 2.3e-16
+    ulp = 2 * unit(ends[0]) if is_single(ends[0]) else 2.3e-16
     lower, estimate, upper = (_unmirror(x, given, xp) for x in ends)
-    slack = xp.where(given < 0, 8 * unit, 0.0)
+    slack = xp.where(given < 0, 8 * ulp, 0.0)
     lower, upper = lower - slack, xp.minimum(upper + slack, 0.0)
     if query.answer == "log_delta":
         return lower, estimate, upper
-    grow = 4 * unit * (1 + xp.abs(xp.where(xp.isfinite(upper), upper, 0.0)))
-    tiny = 2.3e-308  # XLA flushes what is below to 0
-    top = xp.minimum(xp.exp(upper) * (1 + grow), 1.0)
+    grow = 4 * ulp * (1 + xp.abs(xp.where(xp.isfinite(upper), upper, 0.0)))
+    tiny = 1.2e-38 if is_single(upper) else 2.3e-308  # XLA flushes what is below to 0
+    power = xp.exp if xp is np else exp
+    top = xp.minimum(power(upper) * (1 + grow), 1.0)
     return (
-        xp.exp(lower) * (1 - grow),
-        xp.exp(estimate),
+        power(lower) * (1 - grow),
+        power(estimate),
         xp.where((upper > -xp.inf) & (top < tiny), tiny, top),
     )
 

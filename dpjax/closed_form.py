@@ -32,10 +32,9 @@ import numpy as np
 from jax import lax
 
 from dpjax._plan import Problem
-from dpjax._special import LOG_2PI, log1p
+from dpjax._special import LOG_2PI, cap, exp, expm1, is_single, like, ln, log1p, logaddexp, tiny, unit
 
 _ULPS = 16.0
-_SLACK = _ULPS * 2.0**-53
 # exp(-a t - t^2 / 2) is below exp(-45) of its start at the cut. 48 Gauss-Legendre nodes on [0, 1]: error below 1e-18;
 # NumPy's weights are off by up to 1e-12.
 _CUT = 45.0
@@ -91,9 +90,18 @@ _WEIGHTS = (
     0.032233082217975044,
     0.03236884840634196,
 )
-_LEAST, _MOST = 1e-200, 1e200  # variances outside are 0 and infinite
+_LEAST, _MOST, _LEAST_SINGLE, _MOST_SINGLE = 1e-200, 1e200, 1e-30, 1e30  # variances outside are 0 and infinite
 _FAR = 1e15  # epsilons beyond are not told apart
-_EDGE = 30.0  # from here on log(1 + (exp(e) - 1) / c) only says that e is within 1e-13 of the largest loss
+# from here on log(1 + (exp(e) - 1) / c) only says that e is within 1e-13 (1e-6) of the largest loss
+_EDGE, _EDGE_SINGLE = 30.0, 14.0
+
+
+def _none(variance: jax.Array) -> jax.Array:
+    return variance < (_LEAST_SINGLE if is_single(variance) else _LEAST)
+
+
+def _all(variance: jax.Array) -> jax.Array:
+    return variance > (_MOST_SINGLE if is_single(variance) else _MOST)
 
 
 class Single(NamedTuple):
@@ -115,13 +123,13 @@ class Single(NamedTuple):
 def _log_laplace(x: jax.Array, step: jax.Array | None = None) -> jax.Array:
     """log of int_0^inf exp(-x t - t^2 / 2) [1 - exp(-step t) where step > 0] dt for x >= -1, step <= max(1, x)."""
     end = lax.stop_gradient(2 * _CUT / (x + jnp.sqrt(x * x + 2 * _CUT)))  # the integral does not depend on it
-    lower, half = np.array(_NODES), np.array(_WEIGHTS)
+    lower, half = like(_NODES, x), like(_WEIGHTS, x)
     t = end[..., None] * np.concatenate([lower, 1 - lower[::-1]])
-    terms = np.concatenate([half, half[::-1]]) * jnp.exp(-x[..., None] * t - 0.5 * t * t)
+    terms = np.concatenate([half, half[::-1]]) * exp(-x[..., None] * t - 0.5 * t * t)
     if step is not None:
         span = step[..., None]
-        terms = terms * jnp.where(span > 0, -jnp.expm1(-span * t), 1.0)
-    return jnp.log(end) + jnp.log(jnp.sum(terms, -1))
+        terms = terms * jnp.where(span > 0, -expm1(-span * t), 1.0)
+    return ln(end) + ln(jnp.sum(terms, -1))
 
 
 def _log_density(x: jax.Array) -> jax.Array:
@@ -136,16 +144,16 @@ def _log_tail(x: jax.Array) -> jax.Array:
 def _log_one_minus_exp(x: jax.Array) -> jax.Array:
     """log(1 - e^x) for x < 0."""
     near = x > -0.7
-    return jnp.where(near, jnp.log(-jnp.expm1(jnp.where(near, x, -0.5))), log1p(-jnp.exp(jnp.where(near, -1.0, x))))
+    return jnp.where(near, ln(-expm1(jnp.where(near, x, -0.5))), log1p(-exp(jnp.where(near, -1.0, x))))
 
 
 def _reflect(epsilon: jax.Array, log_delta: jax.Array) -> jax.Array:
     """log(1 - e^epsilon + e^epsilon delta) for epsilon < 0: the profile at epsilon from that at -epsilon."""
     near = epsilon > -0.7
     e, d = jnp.where(near, epsilon, -0.5), jnp.where(near, log_delta, -1.0)
-    close = jnp.log(-jnp.expm1(e) + jnp.exp(e + d))
+    close = ln(-expm1(e) + exp(e + d))
     e, d = jnp.where(near, -1.0, epsilon), jnp.where(near, -1.0, log_delta)
-    return jnp.where(near, close, log1p(jnp.exp(e) * jnp.expm1(d)))
+    return jnp.where(near, close, log1p(exp(e) * expm1(d)))
 
 
 @jax.custom_jvp
@@ -160,7 +168,7 @@ def _gaussian(epsilon: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.A
     log_mills = _log_laplace(b)
     log_phi = _log_density(a)
     gap = first + jnp.where(right, _log_one_minus_exp(jnp.where(right, log_mills - first, -1.0)), 0.0)
-    missing = jnp.where(left, jnp.exp(log_phi) * (jnp.exp(first) + jnp.exp(log_mills)), 0.5)
+    missing = jnp.where(left, exp(log_phi) * (exp(first) + exp(log_mills)), 0.5)
     log_delta = jnp.minimum(jnp.where(left, log1p(-missing), log_phi + gap), 0.0)
     return log_delta, jnp.where(left, log_delta - log_phi, gap), log_mills
 
@@ -172,17 +180,17 @@ def _gaussian_jvp(primals, tangents):
     log_delta, gap, log_mills = _gaussian(epsilon, variance)
     mu, a, b = _ends(epsilon, variance)
     d_epsilon, d_variance = tangents
-    d_log_delta = -jnp.exp(log_mills - gap) * d_epsilon + 0.5 * jnp.exp(-gap) / mu * d_variance
+    d_log_delta = -exp(log_mills - gap) * d_epsilon + 0.5 * exp(-gap) / mu * d_variance
     d_a = d_epsilon / mu - 0.5 * b / variance * d_variance
     d_b = d_epsilon / mu - 0.5 * a / variance * d_variance
-    d_log_mills = (b - jnp.exp(-log_mills)) * d_b
+    d_log_mills = (b - exp(-log_mills)) * d_b
     return (log_delta, gap, log_mills), (d_log_delta, d_log_delta + a * d_a, d_log_mills)
 
 
 def _ends(epsilon: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """mu, a and b."""
     mu = jnp.sqrt(variance)
-    cut = lambda x: jnp.minimum(x / mu, 1e50)
+    cut = lambda x: jnp.minimum(x / mu, 1e17 if is_single(mu) else 1e50)
     return mu, cut(epsilon - 0.5 * variance), cut(epsilon + 0.5 * variance)
 
 
@@ -203,7 +211,7 @@ def log_delta_gaussian(epsilon: jax.Array, variance: jax.Array) -> jax.Array:
     ...     print(f"{log_delta_gaussian(jnp.array([1.0, 200.0]), jnp.array([1.0, 1.0]))[1]:.6f}")
     -19911.640642
     """
-    none, all_ = variance < _LEAST, variance > _MOST
+    none, all_ = _none(variance), _all(variance)
     limits = none | all_ | ~jnp.isfinite(epsilon)
     given = jnp.where(limits, 1.0, epsilon)
     negative = given < 0
@@ -227,14 +235,14 @@ class Crossing(NamedTuple):
 def crossing(epsilon: jax.Array, variance: jax.Array, q: jax.Array) -> Crossing:
     """For replace-one at epsilon >= 0, 0 < q <= 1, 0 < variance < inf; arguments of one shape."""
     half = 0.5 * epsilon
-    odds = (1 - q) / q * -jnp.expm1(-epsilon)
+    odds = (1 - q) / q * -expm1(-epsilon)
     some = odds > 0
-    level = half + jnp.log(jnp.where(some, odds, 1.0))  # of (1 - q) / q 2 sinh(e / 2)
+    level = half + ln(jnp.where(some, odds, 1.0))  # of (1 - q) / q 2 sinh(e / 2)
     log_beta = jnp.where(some, level + 0.5 * variance - np.log(2.0), -jnp.inf)
     large = log_beta > 3
-    beta = jnp.where(some & ~large, jnp.exp(jnp.where(some & ~large, log_beta, 0.0)), 0.0)
+    beta = jnp.where(some & ~large, exp(jnp.where(some & ~large, log_beta, 0.0)), 0.0)
     small = log1p(beta + beta * beta / (1 + jnp.sqrt(1 + beta * beta)))  # asinh
-    excess = jnp.log(0.5 + 0.5 * jnp.sqrt(1 + jnp.exp(-2 * jnp.where(large, log_beta, 3.0))))
+    excess = ln(0.5 + 0.5 * jnp.sqrt(1 + exp(-2 * jnp.where(large, log_beta, 3.0))))
     first = jnp.where(large, half + level + excess, half + small - 0.5 * variance)
     w = jnp.where(large, first + 0.5 * variance, half + small)
     asinh = jnp.where(large, level + excess + 0.5 * variance, small)
@@ -247,14 +255,14 @@ def crossing(epsilon: jax.Array, variance: jax.Array, q: jax.Array) -> Crossing:
 def _log_replace(epsilon: jax.Array, variance: jax.Array, q: jax.Array, move: jax.Array) -> jax.Array:
     """log delta of replace-one for epsilon >= 0, 0 < q <= 1 and positive finite variance; move as in log_delta_sampled."""
     at = crossing(epsilon, variance, q)
-    slack = move * _SLACK
+    slack = move * (_ULPS * unit(move))
     inner = jnp.stack([at.first, 2 * at.w])
     inner = inner - slack * (jnp.abs(inner) + variance)
     one, two = log_delta_gaussian(inner, jnp.stack([variance, 4 * variance]))
     rounding = slack * (1 + variance)  # of the shares: that of log_beta
     log_rest = jnp.minimum(at.log_rest + jnp.where(at.large, slack, rounding), 0.0)
     log_share = jnp.minimum(at.log_share + rounding, 0.0)
-    return jnp.log(q) + jnp.logaddexp(log_rest + one, log_share + two)
+    return ln(q) + logaddexp(log_rest + one, log_share + two)
 
 
 @_log_replace.defjvp
@@ -264,18 +272,19 @@ def _log_replace_jvp(primals, tangents):
     value = _log_replace(epsilon, variance, q, move)
     mu = jnp.sqrt(variance)
     z = crossing(epsilon, variance, q).w / mu
-    near = jnp.exp(jnp.minimum(epsilon + _log_tail(z) - value, 700.0))  # may overflow where it is not used, at q = 1
-    far = jnp.exp(epsilon + _log_tail(z + mu) - value)
-    moved = jnp.exp(_log_density(z - mu) - value) + jnp.exp(epsilon + _log_density(z + mu) - value)
+    # may overflow where it is not used, at q = 1
+    near = exp(jnp.minimum(epsilon + _log_tail(z) - value, cap(z, 700.0)))
+    far = exp(epsilon + _log_tail(z + mu) - value)
+    moved = exp(_log_density(z - mu) - value) + exp(epsilon + _log_density(z + mu) - value)
     d_epsilon = -((1 - q) * near + q * far)
     d_variance = 0.5 * q / mu * moved
-    d_q = (1 - jnp.expm1(-epsilon) * near) / q
+    d_q = (1 - expm1(-epsilon) * near) / q
     return value, d_epsilon * tangents[0] + d_variance * tangents[1] + d_q * tangents[2]
 
 
 def _log_share(variance: jax.Array, q: jax.Array, add: jax.Array, e: jax.Array, slack: jax.Array) -> jax.Array:
     """Remove and add: a share of a Gaussian's profile."""
-    x = jnp.expm1(jnp.minimum(e, 700.0))
+    x = expm1(jnp.minimum(e, cap(e, 700.0)))
     c = q - (1 - q) * x
     c = c + slack * (q + (1 - q) * jnp.abs(x))
     zero = add & (c <= 0)
@@ -283,24 +292,24 @@ def _log_share(variance: jax.Array, q: jax.Array, add: jax.Array, e: jax.Array, 
     share = jnp.where(add & ~zero, c, q)
     ratio = jnp.where(below | zero, 0.0, x / share)
     far = ~(below | zero) & ((e > 1) | (add & (ratio < -0.5)))
-    odds = jnp.where(add, q / share, (1 - (1 - q) * jnp.exp(-jnp.maximum(e, 0.0))) / q)
-    inner = jnp.where(far, e + jnp.log(jnp.where(far, odds, 1.0)), log1p(jnp.where(far, 0.0, ratio)))
-    inner = inner - slack * (jnp.abs(inner) + jnp.minimum(variance, _MOST))
-    log_delta = jnp.log(share) + log_delta_gaussian(inner, variance)
+    odds = jnp.where(add, q / share, (1 - (1 - q) * exp(-jnp.maximum(e, 0.0))) / q)
+    inner = jnp.where(far, e + ln(jnp.where(far, odds, 1.0)), log1p(jnp.where(far, 0.0, ratio)))
+    inner = inner - slack * (jnp.abs(inner) + jnp.where(_all(variance), 1.0, variance))
+    log_delta = ln(share) + log_delta_gaussian(inner, variance)
     log_delta = jnp.where(below, _log_one_minus_exp(jnp.where(below, e, -1.0)), log_delta)
     return jnp.where(zero, -jnp.inf, log_delta)
 
 
 def _log_either_side(variance: jax.Array, q: jax.Array, replace: jax.Array, e: jax.Array, move: jax.Array) -> jax.Array:
     """Replace-one at any epsilon and variance."""
-    none, all_ = variance < _LEAST, variance > _MOST
+    none, all_ = _none(variance), _all(variance)
     usual = replace & ~none & ~all_
     negative = replace & (e < 0)
     below = jnp.where(negative, e, -0.5)
     log_delta = _log_replace(
         jnp.where(replace, jnp.abs(e), 1.0), jnp.where(usual, variance, 1.0), jnp.where(usual, q, 0.5), move
     )
-    log_delta = jnp.where(all_, jnp.log(q), log_delta)
+    log_delta = jnp.where(all_, ln(q), log_delta)
     log_delta = jnp.where(negative, _reflect(below, log_delta), log_delta)
     return jnp.where(none, jnp.where(negative, _log_one_minus_exp(below), -jnp.inf), log_delta)
 
@@ -317,14 +326,14 @@ def log_delta_sampled(single: Single, epsilon: jax.Array, move: jax.Array) -> ja
       log delta, (lanes,); -inf where delta is 0. Twice differentiable.
     """
     variance, q, add, replace = single
-    slack = move * _SLACK
+    slack = move * (_ULPS * unit(move))
     e = jnp.clip(epsilon, -_FAR, _FAR)
     log_delta = _log_share(variance, q, add, e, slack)
     if replace is not None:
         log_delta = jnp.where(replace, _log_either_side(variance, q, replace, e, move), log_delta)
     finite = jnp.isfinite(log_delta)
     log_delta = log_delta + jnp.where(finite, slack * (1 + jnp.abs(jnp.where(finite, log_delta, 0.0))), 0.0)
-    log_delta = jnp.where(jnp.isposinf(epsilon) & (add | (variance <= _MOST)), -jnp.inf, jnp.minimum(log_delta, 0.0))
+    log_delta = jnp.where(jnp.isposinf(epsilon) & (add | ~_all(variance)), -jnp.inf, jnp.minimum(log_delta, 0.0))
     return jnp.where(jnp.isneginf(epsilon), 0.0, log_delta)
 
 
@@ -334,12 +343,12 @@ def _replaces(single: Single) -> jax.Array:
 
 def _epsilon_at(single: Single, y: jax.Array) -> jax.Array:
     """epsilon >= 0 of which y >= 0 is the inner epsilon (replace-one: of the same step in the remove direction)."""
-    t = -jnp.expm1(-y)
+    t = -expm1(-y)
     near = y < 1
     grown = jnp.where(
         near,
-        log1p(single.q * jnp.expm1(jnp.where(near, y, 0.0))),
-        y + jnp.log(single.q * t + jnp.exp(-y)),
+        log1p(single.q * expm1(jnp.where(near, y, 0.0))),
+        y + ln(single.q * t + exp(-y)),
     )
     kept = single.q * t < 1
     bounded = -log1p(-jnp.where(kept, single.q * t, 0.0))
@@ -349,8 +358,8 @@ def _epsilon_at(single: Single, y: jax.Array) -> jax.Array:
 def _log_delta_at(single: Single, y: jax.Array) -> jax.Array:
     """log delta at ``_epsilon_at(single, y)``, free of the cancellation close to the largest loss."""
     some = single.q < 1
-    share = jnp.where(some, -y - jnp.log((1 - single.q) * -jnp.expm1(-y) + jnp.exp(-jnp.where(some, y, 0.0))), 0.0)
-    log_delta = log_delta_gaussian(y, single.variance) + jnp.log(single.q) + jnp.where(single.add, share, 0.0)
+    share = jnp.where(some, -y - ln((1 - single.q) * -expm1(-y) + exp(-jnp.where(some, y, 0.0))), 0.0)
+    log_delta = log_delta_gaussian(y, single.variance) + ln(single.q) + jnp.where(single.add, share, 0.0)
     if single.replace is None:
         return log_delta
     twin = _log_replace(_epsilon_at(single, y), single.variance, single.q, jnp.zeros_like(y))
@@ -364,11 +373,11 @@ def _unless(settled: jax.Array, single: Single) -> Single:
 
 def _top(single: Single, log_delta: jax.Array) -> jax.Array:
     """A y beyond the root: delta_G <= exp(-a^2 / 2), and delta is at most q delta_G(y; mu) (replace: q delta_G(epsilon; 2 mu))."""
-    reach = jnp.sqrt(2 * jnp.maximum(jnp.log(single.q) - log_delta, 0.0) * single.variance)
+    reach = jnp.sqrt(2 * jnp.maximum(ln(single.q) - log_delta, 0.0) * single.variance)
     wide = 2 * reach + 2 * single.variance
     far = wide > 1
-    odds = (1 - (1 - single.q) * jnp.exp(-wide)) / single.q
-    raised = jnp.where(far, wide + jnp.log(odds), log1p(jnp.expm1(jnp.where(far, 0.0, wide)) / single.q))
+    odds = (1 - (1 - single.q) * exp(-wide)) / single.q
+    raised = jnp.where(far, wide + ln(odds), log1p(expm1(jnp.where(far, 0.0, wide)) / single.q))
     return 1.001 * jnp.where(_replaces(single), raised, reach + 0.5 * single.variance)
 
 
@@ -388,7 +397,7 @@ def _root(single: Single, log_delta: jax.Array) -> tuple[jax.Array, jax.Array]:
         middle = jnp.where(4 * low < high, jnp.sqrt(jnp.maximum(low, 1e-6 * high) * high), 0.5 * (low + high))
         usable = (slope < 0) & (newton > low) & (newton < high) & ((i < 40) | (i % np.int32(2) == 0))
         new = jnp.where(usable, newton, middle)
-        return i + np.int32(1), new, low, high, slope, jnp.abs(new - y) > 4e-16 * y
+        return i + np.int32(1), new, low, high, slope, jnp.abs(new - y) > (2.4e-7 if is_single(y) else 4e-16) * y
 
     top = _top(single, log_delta)
     start = (np.int32(0), top, jnp.zeros_like(top), top, -jnp.ones_like(top), top > 0)
@@ -427,8 +436,8 @@ def epsilon_sampled(single: Single, log_delta: jax.Array) -> tuple[jax.Array, ja
     """
     fixed = jax.tree.map(lax.stop_gradient, single)
     target = lax.stop_gradient(log_delta)
-    log_q = jnp.log(fixed.q)
-    all_ = fixed.variance > _MOST
+    log_q = ln(fixed.q)
+    all_ = _all(fixed.variance)
     bounded = fixed.add & (fixed.q < 1)
     at_zero = log_delta_gaussian(jnp.zeros_like(target), jnp.where(_replaces(fixed), 4.0, 1.0) * fixed.variance)
     at_zero = log_q + at_zero
@@ -439,7 +448,7 @@ def epsilon_sampled(single: Single, log_delta: jax.Array) -> tuple[jax.Array, ja
     edge = ~nothing & bounded & ~all_ & jnp.isneginf(target)
     settled = nothing | endless | touched | edge
     y, slope = lax.stop_gradient(_root(_unless(settled, fixed), jnp.where(settled, -3.0, target)))
-    edge = edge | (~settled & bounded & (y > _EDGE))
+    edge = edge | (~settled & bounded & (y > (_EDGE_SINGLE if is_single(y) else _EDGE)))
     settled = settled | edge
     easy, y = _unless(settled, single), jnp.where(settled, 1.0, y)
     epsilon = _implicit(easy, jnp.where(settled, -3.0, log_delta), y)
@@ -451,9 +460,9 @@ def epsilon_sampled(single: Single, log_delta: jax.Array) -> tuple[jax.Array, ja
     epsilon = jnp.where(edge | touched, loss + unspent, epsilon)
     epsilon = jnp.where(nothing, 0.0, jnp.where(endless, jnp.inf, jnp.maximum(epsilon, 0.0)))
     lower, upper = _verified(fixed, target, lax.stop_gradient(epsilon), slope / jnp.where(stretch > 0, stretch, 1.0))
-    upper = jnp.where(bounded, jnp.minimum(upper, lax.stop_gradient(loss) * (1 + _SLACK)), upper)
+    upper = jnp.where(bounded, jnp.minimum(upper, lax.stop_gradient(loss) * (1 + _ULPS * unit(loss))), upper)
     # flat: 0 or infinite, and neither for certain if delta is q up to rounding
-    margin = jnp.where(log_q < 0, _SLACK * (1 - log_q), 0.0)
+    margin = jnp.where(log_q < 0, _ULPS * unit(log_q) * (1 - log_q), 0.0)
     lower = jnp.where(flat, jnp.where(target >= log_q - margin, 0.0, jnp.inf), lower)
     upper = jnp.where(flat, jnp.where(target >= log_q + margin, 0.0, jnp.inf), upper)
     return _around(lower, epsilon, upper)
@@ -463,12 +472,13 @@ def _verified(single: Single, log_delta: jax.Array, epsilon: jax.Array, slope: j
     """Ends about ``epsilon`` at which the moved formula is on the safe side of ``log_delta``."""
     finite = jnp.isfinite(epsilon)
     at = jnp.where(finite, epsilon, 1.0)
-    ulp = _SLACK * (at + jnp.where(single.variance > _MOST, 0.0, single.variance))
-    width = _SLACK * (1 + jnp.abs(jnp.where(jnp.isfinite(log_delta), log_delta, 0.0)))
+    slack = _ULPS * unit(at)
+    ulp = slack * (at + jnp.where(_all(single.variance), 0.0, single.variance))
+    width = slack * (1 + jnp.abs(jnp.where(jnp.isfinite(log_delta), log_delta, 0.0)))
     width = width / jnp.where(slope < 0, -slope, 1.0) + 0.25 * ulp
-    width = jnp.where(jnp.isfinite(width), width, ulp) + 1e-300
+    width = jnp.where(jnp.isfinite(width), width, ulp) + tiny(width)
     both = jax.tree.map(lambda a: jnp.concatenate([a, a]), single)
-    goal, side = jnp.concatenate([log_delta, log_delta]), jnp.asarray(np.repeat([-1.0, 1.0], at.shape[0]))
+    goal, side = jnp.concatenate([log_delta, log_delta]), jnp.asarray(like(np.repeat([-1.0, 1.0], at.shape[0]), at))
 
     def widen(carry):
         i, width, ends = carry
@@ -479,7 +489,9 @@ def _verified(single: Single, log_delta: jax.Array, epsilon: jax.Array, slope: j
 
     start = jnp.concatenate([at, at])
     carry = (np.int32(0), jnp.concatenate([width, width]), start)
-    _, width, ends = lax.while_loop(lambda carry: (carry[0] < 1100) & jnp.any(carry[1] > 0), widen, carry)
+    _, width, ends = lax.while_loop(
+        lambda carry: (carry[0] < (250 if is_single(at) else 1100)) & jnp.any(carry[1] > 0), widen, carry
+    )
     ends = jnp.where(width > 0, jnp.where(side > 0, jnp.inf, 0.0), ends)  # not verified
     lower, upper = jnp.split(ends, 2)
     return jnp.where(finite, lower, epsilon), jnp.where(finite, upper, epsilon)
@@ -535,7 +547,7 @@ def solve(problem: Problem, given: jax.Array, *, unknown: str) -> tuple[jax.Arra
     sigma = jnp.where(stepped, jnp.sum(jnp.where(only, pair.sigma, 0.0), -1), 1.0)
     q = jnp.where(stepped, jnp.sum(jnp.where(only, pair.q, 0.0), -1), 1.0)
     variance = jnp.where(exact & ~stepped, problem.variance, 1.0)
-    usual = (sigma > 1e-140) & (sigma < jnp.inf)
+    usual = (sigma > (1e-15 if is_single(sigma) else 1e-140)) & (sigma < jnp.inf)
     limit = jnp.where(sigma >= 0, jnp.where(sigma > 1, 0.0, jnp.inf), jnp.nan)
     squared = jnp.where(usual, (1 / jnp.where(usual, sigma, 1.0)) ** 2, limit)
     variance = jnp.where(stepped, squared, variance)

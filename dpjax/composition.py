@@ -18,6 +18,7 @@ from dpjax import mechanisms
 from dpjax._plan import Problem
 from dpjax._precision import namespace
 from dpjax._pytree import event_axes
+from dpjax._special import total
 from dpjax._validate import is_traced
 from dpjax.mechanisms import Adjacency, Composed, ComposedOver, Gaussian, Mechanism, PoissonSampled, SelfComposed
 from dpjax.pairs import GaussianPair, SampledGaussianPair, dominating_pair
@@ -188,7 +189,8 @@ def problem(structure: Any, leaves: tuple, direction: Adjacency) -> Problem:
         count = xp.broadcast_to(count, shape).reshape((lanes, -1))
         if isinstance(pair, GaussianPair):
             each = xp.broadcast_to(pair.variance, shape).reshape((lanes, -1))
-            variance = variance + xp.sum(xp.where(count > 0, count * each, 0.0), 1)
+            parts = xp.where(count > 0, count * each, 0.0)
+            variance = variance + (xp.sum(parts, 1) if xp is np else total(parts, 1))
         else:
             numbers = [xp.broadcast_to(a, shape).reshape((lanes, -1)) for a in (pair.sigma, pair.q)]
             parts = [np.broadcast_to(a, (*shape, a.shape[-1])).reshape((lanes, -1, a.shape[-1])) for a in pair[2:]]

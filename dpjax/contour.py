@@ -27,7 +27,6 @@ from dpjax import cumulant
 from dpjax._plan import (
     MANY,
     PI,
-    TINY,
     Plan,
     Problem,
     choose,
@@ -38,7 +37,7 @@ from dpjax._plan import (
 )
 from dpjax._positions import at_least, pick
 from dpjax._precision import namespace
-from dpjax._special import arctan2, log, log1p, sincos
+from dpjax._special import arctan2, cap, exp, is_single, like, ln, log, log1p, logaddexp, sincos, tiny, total, unit
 from dpjax.pairs import SampledGaussianPair
 
 PASSES = 6
@@ -145,12 +144,12 @@ def _counted(count: jax.Array, pair: SampledGaussianPair, each: jax.Array) -> ja
     """The sum over components of count * each, which may be infinite where nothing is counted; (lanes, *axes of each)."""
     lift = lambda a: a.reshape(a.shape + (1,) * (each.ndim - 2))
     used, count = lift((count > 0) & (pair.q > 0)), lift(count)
-    return jnp.sum(jnp.where(used, count * jnp.where(used, each, 0.0), 0.0), 1)
+    return total(jnp.where(used, count * jnp.where(used, each, 0.0), 0.0), 1)
 
 
 def rise(real: cumulant.RealCumulant) -> jax.Array:
     """How far K may lie above ``real.value``."""
-    return real.log_excess() + _PER_SIZE * float(jnp.finfo(real.value.dtype).epsneg) * real.size
+    return real.log_excess() + _PER_SIZE * unit(real.value) * real.size
 
 
 def real_cumulant(pair: SampledGaussianPair, s: jax.Array) -> tuple[cumulant.Window, cumulant.RealCumulant]:
@@ -173,8 +172,10 @@ def log_beyond(
     fine = jnp.maximum(cumulant.real_step(pair, s, shift), (win.high - win.low) / _MAX_X)
     up = cumulant.log_envelope(pair, s, cut, shift, win, fine)
     own = cumulant.log_real_alias(pair, s, fine, shift)
-    up = jnp.logaddexp(up, k_upper + 0.5 * shift**2 + own)
-    up = jnp.logaddexp(up, cumulant.log_tail_above(pair, s, win, shift))
+    up = logaddexp(up, k_upper + 0.5 * shift**2 + own)
+    up = logaddexp(up, cumulant.log_tail_above(pair, s, win, shift))
+    if is_single(up):  # that sum is not one of small differences: its rounding counts in every step
+        up = up + 4 * unit(s) * (8 + jnp.abs(up))
     return jnp.minimum(up, k_upper)
 
 
@@ -193,7 +194,7 @@ def along(
     step = jnp.maximum(step, (win.high - win.low) / _MAX_X)
     beyond = cumulant.log_tail_above(pair, s, win, height) - real.value
     alias = cumulant.log_line_alias(pair, s, jnp.maximum(cut, 0.0), height, step)
-    log_error = np.log(2.0) + jnp.logaddexp(jnp.logaddexp(alias, beyond), real.log_error)
+    log_error = np.log(2.0) + logaddexp(logaddexp(alias, beyond), real.log_error)
     log_error = jnp.where(log_error < -1.0, log_error + rise(real), 300.0)  # relative to the computed exp K
     return Inner(height, step, win, real, log_error, log_cut)
 
@@ -209,7 +210,7 @@ def bounding_tilts(plan: Plan, s_grid: jax.Array, k_grid: jax.Array) -> tuple[ja
 def composed_upper(problem: Problem, s: jax.Array, k_upper: jax.Array) -> jax.Array:
     """An upper bound of the composition's K at s (lanes, *axes), from those of its pairs, (lanes, components, *axes)."""
     gauss = 0.5 * problem.variance.reshape((-1,) + (1,) * (s.ndim - 1)) * s * (1 + s)
-    return (_counted(problem.count, problem.pair, k_upper) + gauss) * (1 + 1e-14)
+    return (_counted(problem.count, problem.pair, k_upper) + gauss) * (1 + max(1e-14, 64 * unit(s)))
 
 
 def composed(problem: Problem, plan: Plan, inner: Inner, cut: jax.Array, above: tuple, chernoff: tuple) -> Tilt:
@@ -219,9 +220,9 @@ def composed(problem: Problem, plan: Plan, inner: Inner, cut: jax.Array, above: 
     log_cut = _counted(count, pair, inner.log_cut) + gauss - 0.5 * problem.variance * cut * cut
     return Tilt(
         inner,
-        gauss + jnp.sum(count * inner.real.value, 1),
+        gauss + total(count * inner.real.value, 1),
         gauss + jnp.sum(count * inner.real.size, 1),
-        problem.variance * (plan.s + 0.5) + jnp.sum(count * inner.real.mean, 1),
+        problem.variance * (plan.s + 0.5) + total(count * inner.real.mean, 1),
         jnp.where((count > 0) & (pair.q > 0), inner.log_error, -jnp.inf),
         log_cut, cut, above, chernoff,
     )  # fmt: skip
@@ -251,7 +252,7 @@ def log_phi(moments: cumulant.Moments) -> tuple[jax.Array, jax.Array]:
     a, b = moments.a, moments.b
     close = a < 0.2
     square = jnp.where(close, a * a + b * b - 2 * a, 0.0)
-    far = jnp.where(close, 1.0, (1 - a) ** 2 + b * b) + TINY
+    far = jnp.where(close, 1.0, (1 - a) ** 2 + b * b) + tiny(a)
     return 0.5 * jnp.where(close, log1p(jnp.maximum(square, -0.9999)), log(far)), arctan2(b, 1 - a)
 
 
@@ -293,8 +294,8 @@ def integrand(
     """
     count = problem.count[:, :, None]
     log_kernel, kernel_angle = _kernel(plan.s, t)
-    weight = half + log_kernel - 0.5 * problem.variance[:, None] * t * t + jnp.sum(count * log_modulus, 1)
-    return weight, jnp.sum(count * angle, 1) + t * (tilt.mean - eps)[:, None] + kernel_angle
+    weight = half + log_kernel - 0.5 * problem.variance[:, None] * t * t + total(count * log_modulus, 1)
+    return weight, total(count * angle, 1) + t * (tilt.mean - eps)[:, None] + kernel_angle
 
 
 def phi(pair: SampledGaussianPair, s: jax.Array, at: Block, inner: Inner) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -310,9 +311,9 @@ def terms(
     count = problem.count[:, :, None]
     weight, angles = integrand(problem, plan, tilt, t, half, log_modulus, angle, plan.epsilon)
     error = tilt.log_inner[:, :, None]
-    raised = jnp.logaddexp(log_modulus, error)
+    raised = logaddexp(log_modulus, error)
     log_inner = weight + jnp.sum(count * (raised - log_modulus), 1)
-    return weight, angles, log_inner + jnp.log(jnp.sum(count * jnp.exp(error - raised), 1) + TINY)
+    return weight, angles, log_inner + jnp.log(jnp.sum(count * jnp.exp(error - raised), 1) + tiny(weight))
 
 
 def line(problem: Problem, plan: Plan, tilt: Tilt, capacity: int, block: int) -> Line:
@@ -349,12 +350,13 @@ class Sums(NamedTuple):
 
 def log_scale(plan: Plan, tilt: Tilt, eps: jax.Array) -> jax.Array:
     """log of (h / pi) exp(K(s) - s eps), relative to exp(plan.log_delta)."""
-    return tilt.k - plan.s * eps - plan.log_delta + jnp.log(2 / plan.period)
+    return tilt.k - plan.s * eps - plan.log_delta + ln(2 / plan.period)
 
 
 def _finite_exp(x: jax.Array) -> jax.Array:
     """exp(x), infinite early: no sum that it scales comes near the largest float."""
-    return jnp.where(x < 600.0, jnp.exp(jnp.minimum(x, 600.0)), jnp.inf)
+    most = cap(x, 600.0)
+    return jnp.where(x < most, exp(jnp.minimum(x, most)), jnp.inf)
 
 
 def _pairwise_sum(terms: jax.Array) -> jax.Array:
@@ -368,7 +370,7 @@ def _pairwise_sum(terms: jax.Array) -> jax.Array:
 def known_alias(plan: Plan, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A and A' of the down aliases at ``eps`` (lanes,), relative to exp(plan.log_delta)."""
     decay, decay1 = plan.s * plan.period, (1 + plan.s) * plan.period
-    a = jnp.exp(-decay - plan.log_delta) / -jnp.expm1(-decay)
+    a = exp(-decay - plan.log_delta) / -jnp.expm1(-decay)
     return a, _finite_exp(eps - decay1 - plan.log_delta) / -jnp.expm1(-decay1)
 
 
@@ -383,7 +385,7 @@ def sums(plan: Plan, tilt: Tilt, on: Line, eps: jax.Array) -> Sums:
         t, log_weight, phase = (
             lax.dynamic_slice_in_dim(a, start, size, 1)[:, None] for a in (on.t, on.log_weight, on.phase)
         )
-        amplitude = jnp.broadcast_to(jnp.exp(log_weight), (*eps.shape, size))
+        amplitude = jnp.broadcast_to(exp(log_weight), (*eps.shape, size))
         logs = jnp.where(amplitude > 0, jnp.abs(log_weight), 0.0)
         sine, cosine = sincos(phase - t * (eps - plan.epsilon[:, None])[..., None])
         terms = [amplitude * cosine, amplitude * t * sine, amplitude, amplitude * logs, amplitude * t]
@@ -406,7 +408,7 @@ def sums(plan: Plan, tilt: Tilt, on: Line, eps: jax.Array) -> Sums:
 
 def solve_epsilon(plan: Plan, tilt: Tilt, on: Line) -> jax.Array:
     """The eps >= 0 at which the estimate is exp(plan.log_delta): Newton's method on the log, inside a bracket."""
-    unit = float(jnp.finfo(plan.s.dtype).epsneg)
+    half_ulp = unit(plan.s)
 
     def body(carry):
         i, eps, low, high, _ = carry
@@ -422,10 +424,10 @@ def solve_epsilon(plan: Plan, tilt: Tilt, on: Line) -> jax.Array:
         new = jnp.where((newton <= 0) & (value > 0) & (low < 0), 0.0, new)
         new = jnp.where((eps == 0) & ~above, 0.0, new)
         # no digit is left: a step from here is noise, and may be rejected for half the bracket
-        new = jnp.where(jnp.abs(value - 1) > 200 * unit * found.absolute[:, 0], new, eps)
-        return i + 1, new, low, high, jnp.abs(new - eps) > 4e-16 * jnp.abs(new)
+        new = jnp.where(jnp.abs(value - 1) > 200 * half_ulp * found.absolute[:, 0], new, eps)
+        return i + 1, new, low, high, jnp.abs(new - eps) > max(4e-16, 2 * half_ulp) * jnp.abs(new)
 
-    start = (np.int32(0), plan.epsilon, plan.epsilon * 0 - TINY, plan.epsilon * 0 + jnp.inf, plan.s > 0)
+    start = (np.int32(0), plan.epsilon, plan.epsilon * 0 - tiny(plan.epsilon), plan.epsilon * 0 + jnp.inf, plan.s > 0)
     return lax.while_loop(lambda carry: (carry[0] < 60) & jnp.any(carry[4]), body, start)[1]
 
 
@@ -449,11 +451,10 @@ def certify(problem: Problem, plan: Plan, tilt: Tilt, on: Line, eps: jax.Array, 
     # The scale is common to all terms; each term has its own rounding in the kernel, the log modulus and the phase. Most
     # of the phases' is common as well: the rounding of the inner weights moves the mean loss, and so acts like a change
     # of eps: S answers with a sum in which the terms cancel.
-    unit = float(jnp.finfo(eps.dtype).epsneg)
     phase = on.spread + jnp.abs(tilt.mean - eps)
     turn = jnp.minimum(jnp.abs(at.slope + plan.s * at.total) + alias_down, at.absolute_t)
     common = _PER_SIZE * tilt.k_size + 8 * (jnp.abs(plan.s * eps) + jnp.abs(plan.log_delta) + 8)
-    rounding = unit * (
+    rounding = unit(eps) * (
         _PER_TERM * at.absolute
         + _PER_LOG * at.absolute_log
         + (_PER_PHASE * at.absolute_t + _PER_SHIFT * turn) * phase
@@ -478,15 +479,15 @@ def _epsilon_ends(
     eps, and grows towards smaller eps at most like exp(-r eps), r the largest tilt of the grid. The upper end is
     +inf and the lower 0 where no trial does.
     """
-    unit = 4 * float(jnp.finfo(eps.dtype).epsneg)
-    per = 1.02 / jnp.maximum(-slope, TINY)
-    above = eps[:, None] + _UP * (per * over + unit * eps)[:, None]
-    below = jnp.maximum(eps[:, None] - _DOWN * (per * under + unit * eps)[:, None], 0.0)
+    ulps = 4 * unit(eps)
+    per = 1.02 / jnp.maximum(-slope, tiny(slope))
+    above = eps[:, None] + like(_UP, eps) * (per * over + ulps * eps)[:, None]
+    below = jnp.maximum(eps[:, None] - like(_DOWN, eps) * (per * under + ulps * eps)[:, None], 0.0)
     found = sums(plan, tilt, on, jnp.concatenate([above, below], 1))
     n = len(_UP)
     fits = jnp.minimum(found.estimate, found.total)[:, :n] + 1.01 * over[:, None] <= 1
     fits = fits & ((np.arange(n) > 0) | (eps == 0)[:, None])
-    grown = 1.01 * under[:, None] * jnp.exp(jnp.minimum(plan.s_grid[:, -1:] * (eps[:, None] - below), 100.0))
+    grown = 1.01 * under[:, None] * jnp.exp(jnp.minimum(plan.s_grid[:, -1:] * (eps[:, None] - below), cap(eps, 100.0)))
     reaches = found.estimate[:, n:] - grown >= 1
     return jnp.max(jnp.where(reaches, below, 0.0), 1), jnp.min(jnp.where(fits, above, jnp.inf), 1)
 
@@ -538,11 +539,15 @@ def ends(
 ) -> Solution:
     """``evaluate``, once the integrand is."""
     for_epsilon = unknown == "epsilon"
-    unit = float(jnp.finfo(given.dtype).epsneg)
+    ulps = 8 * unit(given)
     eps = solve_epsilon(plan, tilt, on) if for_epsilon else plan.epsilon
     at = jax.tree.map(lambda a: a[:, 0], sums(plan, tilt, on, eps[:, None]))
     c = certify(problem, plan, tilt, on, eps, at)
     over = c.truncation + c.inner + c.rounding
+    if is_single(
+        over
+    ):  # the bounds' own rounding: they are sums and products of positive numbers, and exponentials of logs
+        over = 1.01 * over
     under = over + c.alias_up + c.alias_down
     # where every term has underflowed the guess of log delta was far too large, and nothing is known
     good = (at.estimate > 0) & (at.absolute > 0) & jnp.isfinite(at.estimate)
@@ -553,14 +558,14 @@ def ends(
     if for_epsilon:
         lower, upper = _epsilon_ends(plan, tilt, on, eps, at.slope, over, under)
         estimate = jnp.where(good, eps, jnp.nan)
-        bound = (k + xlogx(r) - given) / r * (1 + 8 * unit) + 8 * unit * jnp.abs(given) / r
+        bound = (k + xlogx(r) - given) / r * (1 + ulps) + ulps * jnp.abs(given) / r
         last = 0.0
     else:
-        upper = jnp.log(jnp.maximum(jnp.minimum(at.estimate, at.total), 0.0) + over) + plan.log_delta
-        lower = jnp.log(jnp.maximum(at.estimate - under, 0.0)) + plan.log_delta
-        estimate = jnp.where(good, jnp.log(safe) + plan.log_delta, jnp.nan)
-        bound = k + xlogx(r) - r * given + 8 * unit * (jnp.abs(k) + jnp.abs(r * given) + 1)
-        last = 8 * unit * (jnp.abs(plan.log_delta) + 1)  # rounding of the logarithms of this function itself
+        upper = ln(jnp.maximum(jnp.minimum(at.estimate, at.total), 0.0) + over) + plan.log_delta
+        lower = ln(jnp.maximum(at.estimate - under, 0.0)) + plan.log_delta
+        estimate = jnp.where(good, ln(safe) + plan.log_delta, jnp.nan)
+        bound = k + xlogx(r) - r * given + ulps * (jnp.abs(k) + jnp.abs(r * given) + 1)
+        last = ulps * (jnp.abs(plan.log_delta) + 1)  # rounding of the logarithms of this function itself
     sane = (at.absolute > 0) & (upper < jnp.inf)
     upper = jnp.minimum(jnp.where(sane, upper, jnp.inf) + last, jnp.where(r > 0, bound, jnp.inf))
     lower = jnp.where(jnp.isnan(lower) | ~sane, -jnp.inf, lower - last)

@@ -16,10 +16,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax._complex import Complex, add, each, expm1, mul, polar, scale
+from dpjax import _complex
+from dpjax._complex import Complex, add, each, mul, polar, scale
 from dpjax._once import once
 from dpjax._positions import at_least, first_true, pick
-from dpjax._special import LOG_2PI, arctan2, expm1_minus, log, log1p, sincos
+from dpjax._special import (
+    LOG_2PI,
+    arctan2,
+    cap,
+    exp,
+    expm1,
+    expm1_minus,
+    is_single,
+    like,
+    ln1p,
+    log,
+    log1p,
+    logaddexp,
+    sincos,
+    tiny,
+)
 from dpjax.pairs import SampledGaussianPair
 
 PI = jnp.pi
@@ -51,18 +67,18 @@ class Window(NamedTuple):
     @property
     def log_tail(self) -> jax.Array:
         """A bound on the log of the weight outside."""
-        return jnp.logaddexp(self.log_left, self.log_right)
+        return logaddexp(self.log_left, self.log_right)
 
 
 def _log_ratio(u: jax.Array, inv: jax.Array, q: jax.Array) -> jax.Array:
     """l = log(1 + v), v = q (exp(u / sigma - 1 / (2 sigma^2)) - 1)."""
     y = u * inv - 0.5 * inv * inv
-    capped = jnp.minimum(y, _CAP)
-    v = q * jnp.expm1(capped)
+    capped = jnp.minimum(y, cap(y, _CAP))
+    v = q * expm1(capped)
     small = v > -0.5
-    near = jnp.where(small, log1p(jnp.where(small, v, 0.0)), log((1 - q) + q * jnp.exp(capped) + 1e-300))
-    far = y + log(q + (1 - q) * jnp.exp(-jnp.maximum(y, 0.0)) + 1e-300)
-    l = jnp.where(y > _CAP, far, near)
+    near = jnp.where(small, log1p(jnp.where(small, v, 0.0)), log((1 - q) + q * exp(capped) + tiny(y)))
+    far = y + log(q + (1 - q) * exp(-jnp.maximum(y, 0.0)) + tiny(y))
+    l = jnp.where(y > cap(y, _CAP), far, near)
     return jnp.where(q >= 1, y, jnp.where(q <= 0, 0.0, l))
 
 
@@ -91,7 +107,9 @@ def weighted_excess(nodes: Nodes, s: jax.Array, log_n: jax.Array) -> jax.Array:
     log_weight, gain = log_n + nodes.log_p, s * nodes.loss
 
     def term(y):
-        return jnp.where(y > 690.0, jnp.exp(log_weight + y), jnp.exp(log_weight) * expm1_minus(jnp.minimum(y, 690.0)))
+        # past 40 the other two terms of expm1_minus are below float32's digits, and exp(log_weight) may underflow
+        top = 40.0 if is_single(y) else 690.0
+        return jnp.where(y > top, exp(log_weight + y), exp(log_weight) * expm1_minus(jnp.minimum(y, top)))
 
     return term(gain) + s * term(-nodes.loss)
 
@@ -104,7 +122,7 @@ def _pull(pair: SampledGaussianPair, s: jax.Array, u_plus: jax.Array, u_minus: j
         sign = pair.sign[..., j]
         u = sign * jnp.where(sign > 0, u_plus, u_minus)
         l = _log_ratio(u, inv, pair.q)
-        rho = jnp.exp(log(pair.q + 1e-300) + u * inv - 0.5 * inv * inv - l)
+        rho = exp(log(pair.q + tiny(pair.q)) + u * inv - 0.5 * inv * inv - l)
         total = total + coefficients(pair, s)[..., j] * inv * jnp.clip(rho, 0.0, 1.0)
     return total
 
@@ -119,6 +137,7 @@ def window(pair: SampledGaussianPair, s: jax.Array) -> Window:
     """
     inv = 1 / pair.sigma
     steepest = jnp.sum(coefficients(pair, s), -1) * inv
+    rounding = 1e-5 if is_single(s) else 1e-14
 
     # Falling parts alone make the weight log-concave, and the map falling: its one fixed point is found by bisection.
     concave = jnp.all(pair.sign < 0, -1)
@@ -128,8 +147,8 @@ def window(pair: SampledGaussianPair, s: jax.Array) -> Window:
         middle = 0.5 * (low + high)
         from_low, from_high = _pull(pair, s, ends, jnp.where(concave, middle, ends[::-1]))
         right = from_high > middle
-        new_low = jnp.where(concave, jnp.where(right, middle, low), jnp.maximum(low, from_low * (1 - 1e-14)))
-        new_high = jnp.where(concave, jnp.where(right, high, middle), jnp.minimum(high, from_high * (1 + 1e-14)))
+        new_low = jnp.where(concave, jnp.where(right, middle, low), jnp.maximum(low, from_low * (1 - rounding)))
+        new_high = jnp.where(concave, jnp.where(right, high, middle), jnp.minimum(high, from_high * (1 + rounding)))
         return jnp.stack([new_low, new_high])
 
     ends = jnp.stack([jnp.zeros_like(steepest), steepest])
@@ -140,24 +159,24 @@ def window(pair: SampledGaussianPair, s: jax.Array) -> Window:
     base = jnp.maximum(top, jnp.where(rising, inv, 0.0))
 
     # Close to a tangency the weight falls slowly above the last critical point: take the first of a few ends that do.
-    ends = base[..., None] + MARGIN * _ENDS
+    ends = base[..., None] + MARGIN * like(_ENDS, base)
     edge = jnp.maximum(ends, steepest[..., None] + 1)
     places = jnp.concatenate([ends, edge, jnp.stack([low, base, jnp.zeros_like(top), top], -1)], -1)
     nodes = at(pair, places)
     log_w = -0.5 * places * places - 0.5 * LOG_2PI + nodes.log_p + s[:, None, None] * nodes.loss
     n = len(_ENDS)
-    upper = jnp.logaddexp(log_w[..., :n] + log(edge - ends + 1e-300), log_w[..., n : 2 * n])
+    upper = logaddexp(log_w[..., :n] + log(edge - ends + tiny(ends)), log_w[..., n : 2 * n])
     enough = upper < jnp.maximum(0.0, log_w[..., -3:-2]) - 42.0
     # the ends rise and the bound falls: the first that is enough, or the last
     chosen = first_true(enough)
     high, upper = pick(ends, chosen), pick(upper, chosen)
 
     lower = log_w[..., 2 * n] - log(-low)
-    linear = log(3 * jnp.sum(coefficients(pair, s), -1) * pair.q + 1e-300) - 0.5 * MARGIN**2 - np.log(MARGIN)
+    linear = log(3 * jnp.sum(coefficients(pair, s), -1) * pair.q + tiny(pair.q)) - 0.5 * MARGIN**2 - np.log(MARGIN)
     at_top = log_w[..., -1] > log_w[..., -2]
     height = jnp.where(at_top, log_w[..., -1], log_w[..., -2])
     centre = jnp.where(at_top, nodes.loss[..., -1], nodes.loss[..., -2])
-    return Window(low, high, lower, jnp.logaddexp(upper, linear), height, centre)
+    return Window(low, high, lower, logaddexp(upper, linear), height, centre)
 
 
 def log_secant(pair: SampledGaussianPair, s: jax.Array, shift: jax.Array) -> jax.Array:
@@ -175,13 +194,13 @@ def log_tail_above(pair: SampledGaussianPair, s: jax.Array, win: Window, y: jax.
     units of its real value at its least where e = 1 - q, and close to 1 where e is small: to the right of the window.
     """
     inv, q = 1 / pair.sigma, pair.q
-    e = q * jnp.exp(jnp.minimum(-win.high * inv - 0.5 * inv * inv, 0.0))
+    e = q * exp(jnp.minimum(-win.high * inv - 0.5 * inv * inv, 0.0))
     half, _ = sincos(0.5 * y * inv)
-    lost = 4 * (1 - q) * e * half * half / ((1 - q) + e + 1e-300) ** 2
+    lost = 4 * (1 - q) * e * half * half / ((1 - q) + e + tiny(q)) ** 2
     fall = jnp.sum(jnp.where(pair.sign < 0, coefficients(pair, s), 0.0), -1)
     general = log_secant(pair, s, y)
     right = jnp.where(e < 1 - q, jnp.minimum(-0.5 * fall * log1p(-jnp.minimum(lost, 0.9)), general), general)
-    return 0.5 * y * y + jnp.logaddexp(win.log_left + general, win.log_right + right)
+    return 0.5 * y * y + logaddexp(win.log_left + general, win.log_right + right)
 
 
 def log_real_alias(pair: SampledGaussianPair, s: jax.Array, step: jax.Array, shift: jax.Array) -> jax.Array:
@@ -191,15 +210,15 @@ def log_real_alias(pair: SampledGaussianPair, s: jax.Array, step: jax.Array, shi
     |1 + v| at most its real value, a falling one at least its real value times cos(a / (2 sigma)).
     """
     limit = _STRIP * PI * pair.sigma - shift
-    a = jnp.minimum(limit, 2 * PI / step)[..., None] * _FRACTIONS
+    a = jnp.minimum(limit, 2 * PI / step)[..., None] * like(_FRACTIONS, s)
     decay = 2 * PI * a / step[..., None]
     secant = log_secant(pair, s, a + shift[..., None])
-    return np.log(2.0) + jnp.min(0.5 * a * a - decay + secant - log(-jnp.expm1(-decay)), -1)
+    return np.log(2.0) + jnp.min(0.5 * a * a - decay + secant - log(-expm1(-decay)), -1)
 
 
 def real_step(pair: SampledGaussianPair, s: jax.Array, shift: jax.Array) -> jax.Array:
     """A node spacing at which ``log_real_alias`` is below -45."""
-    a = jnp.minimum(0.999 * (_STRIP * PI * pair.sigma - shift), 9.5)[..., None] * _FRACTIONS
+    a = jnp.minimum(0.999 * (_STRIP * PI * pair.sigma - shift), 9.5)[..., None] * like(_FRACTIONS, s)
     return 2 * PI / jnp.min((46.0 + log_secant(pair, s, a + shift[..., None])) / a + 0.5 * a, -1)
 
 
@@ -219,29 +238,34 @@ def log_line_alias(pair: SampledGaussianPair, s: jax.Array, t: jax.Array, y: jax
     real axis, where it is exp K(s) itself, or one still further down.
     """
     limit = _STRIP * PI * pair.sigma
-    a = jnp.minimum(limit - y, 2 * PI / step)[..., None] * _FRACTIONS
-    c = jnp.minimum(limit, 2 * PI / step)[..., None] * np.append(_FRACTIONS, 0.0)
-    bound = lambda exponent, distance: jnp.min(exponent - log(jnp.expm1(jnp.minimum(distance, 700.0))), -1)
+    a = jnp.minimum(limit - y, 2 * PI / step)[..., None] * like(_FRACTIONS, s)
+    c = jnp.minimum(limit, 2 * PI / step)[..., None] * like(np.append(_FRACTIONS, 0.0), s)
+
+    def bound(exponent, distance):
+        if is_single(distance):
+            return jnp.min(exponent - distance - log(-expm1(-distance)), -1)
+        return jnp.min(exponent - log(expm1(jnp.minimum(distance, 700.0))), -1)
+
     up = y[..., None] + a
     above = bound(0.5 * up * up + log_secant(pair, s, up), 2 * PI * a / step[..., None])
     below = bound(_growth(pair, s, t, c), 2 * PI * (y[..., None] + c) / step[..., None])
-    return jnp.logaddexp(above, below)
+    return logaddexp(above, below)
 
 
 def line_for(pair: SampledGaussianPair, s: jax.Array, t: jax.Array, nats: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(y, step): the line and the widest spacing at which ``log_line_alias`` is about -nats; (lanes, components)."""
     limit = _STRIP * PI * pair.sigma
     # On Im u = y the terms are exp(y^2 / 2) larger than on the real axis, and so is their rounding.
-    y = jnp.minimum(0.5 * limit, 2.0)[..., None] * _HEIGHTS
+    y = jnp.minimum(0.5 * limit, 2.0)[..., None] * like(_HEIGHTS, s)
     far = jnp.minimum(limit, 9.5)[..., None]
-    a = jnp.minimum(limit[..., None] - y, far)[..., None] * _FRACTIONS
-    c = far * np.append(_FRACTIONS, 0.0)
+    a = jnp.minimum(limit[..., None] - y, far)[..., None] * like(_FRACTIONS, s)
+    c = far * like(np.append(_FRACTIONS, 0.0), s)
     need = nats[..., None, None]
     up = y[..., None] + a
     above = jnp.max(2 * PI * a / (need + 0.5 * up * up + log_secant(pair, s, up)), -1)
     below = jnp.max(2 * PI * (y[..., None] + c[..., None, :]) / (need + _growth(pair, s, t, c)[..., None, :]), -1)
     step = jnp.minimum(above, below)
-    best = at_least(-step * jnp.exp(-0.25 * y * y))
+    best = at_least(-step * exp(-0.25 * y * y))
     return pick(y, best), pick(step, best)
 
 
@@ -259,8 +283,8 @@ class RealCumulant(NamedTuple):
 
     def log_excess(self) -> jax.Array:
         """How far log exp K may lie above ``value``, rounding apart; infinite where ``log_error`` bounds nothing."""
-        error = jnp.exp(jnp.minimum(self.log_error, 0.0))
-        return jnp.where(self.log_error < 0, -jnp.log1p(-jnp.where(self.log_error < 0, error, 0.0)), jnp.inf)
+        error = exp(jnp.minimum(self.log_error, 0.0))
+        return jnp.where(self.log_error < 0, -ln1p(-jnp.where(self.log_error < 0, error, 0.0)), jnp.inf)
 
 
 def real(pair: SampledGaussianPair, s: jax.Array, win: Window, step: jax.Array, block: int = 64) -> RealCumulant:
@@ -281,7 +305,7 @@ def real(pair: SampledGaussianPair, s: jax.Array, win: Window, step: jax.Array, 
         log_w = jnp.where(inside, log_n + nodes.log_p + tilt * nodes.loss, -jnp.inf)
         # the window's height is the largest weight's only where the window has settled
         top = jnp.maximum(crest, jnp.max(log_w, -1))
-        w, fall = jnp.exp(log_w - top[..., None]), jnp.exp(crest - top)
+        w, fall = exp(log_w - top[..., None]), exp(crest - top)
         excess = jnp.where(inside, weighted_excess(nodes, tilt, log_n), 0.0)
         exponents = 4 + jnp.abs(log_n) + jnp.abs(nodes.log_p) + tilt * jnp.abs(nodes.loss)
         return (
@@ -302,12 +326,12 @@ def real(pair: SampledGaussianPair, s: jax.Array, win: Window, step: jax.Array, 
     plain = crest + log(step * z)
     large = plain > 5.0
     excess = step * jnp.where(large, 0.0, g)
-    value = jnp.where(large, plain, jnp.log1p(excess))
+    value = jnp.where(large, plain, ln1p(excess))
     size = jnp.where(large, rough_z / z, step * jnp.where(large, 0.0, rough_g) / (1 + excess))
     # the linear terms are entire: their own alias is 2 exp(-2 pi^2 / step^2) (1 + 2 q sum |c|)
     linear = log(2 * (1 + 2 * pair.q * jnp.sum(coefficients(pair, s), -1))) - 2 * PI**2 / step**2
-    alias = jnp.logaddexp(log_real_alias(pair, s, step, jnp.zeros_like(step)), linear - value)
-    error = jnp.logaddexp(alias, win.log_tail - value)
+    alias = logaddexp(log_real_alias(pair, s, step, jnp.zeros_like(step)), linear - value)
+    error = logaddexp(alias, win.log_tail - value)
     return RealCumulant(value, error, win.centre + mean, size)
 
 
@@ -351,26 +375,32 @@ def shifted(pair: SampledGaussianPair, s: jax.Array, u: jax.Array, y: jax.Array)
     angle = -u * y
     exponents = jnp.abs(log_modulus) + jnp.abs(angle)
     rough = jnp.zeros_like(angle)
+    top = 43.0 if is_single(u) else 300.0  # exp(top) is squared below
     loss, parts = (jnp.zeros_like(angle), jnp.zeros_like(angle)), []
     for j in range(pair.sign.shape[-1]):
         sign, alpha, beta = (lift(a[..., j]) for a in pair[2:])
         exponent = sign * u * inv - 0.5 * inv * inv
-        capped = jnp.minimum(exponent, 300.0)
-        e, em1 = q * jnp.exp(capped), q * jnp.expm1(capped)
+        capped = jnp.minimum(exponent, top)
+        e, em1 = q * exp(capped), q * expm1(capped)
         re, im = em1 * cosine - q * versine, e * sine  # v
         whole = (1 - q) + e * cosine
         near = re > -0.4
         safe = jnp.where(near, re, 0.0)
         small = 0.5 * log1p(jnp.where(near, 2 * safe + safe * safe + im * im, 0.0))
-        log_r = jnp.where(near, small, 0.5 * log(whole * whole + im * im + 1e-300))
-        log_r = jnp.where(exponent > 300.0, exponent + log(q + 1e-300), log_r)
+        log_r = jnp.where(near, small, 0.5 * log(whole * whole + im * im + tiny(im)))
+        if is_single(u):  # q alone may not be what counts there: all of it, divided by exp(exponent)
+            fall = (1 - q) * exp(-jnp.maximum(exponent, 0.0))
+            high = 0.5 * log((fall + q * cosine) ** 2 + (q * sine) ** 2 + tiny(im))
+        else:
+            high = log(q + tiny(q))
+        log_r = jnp.where(exponent > top, exponent + high, log_r)
         log_r = jnp.where(q >= 1, exponent, jnp.where(q > 0, log_r, 0.0))
         l = (log_r, sign * jnp.where(q >= 1, y * inv, arctan2(im, whole)))
         c = alpha + tilt * beta
         log_modulus, angle = log_modulus + c * l[0], angle + c * l[1]
         exponents = exponents + jnp.abs(c) * (jnp.abs(l[0]) + jnp.abs(l[1]))
         loss = add(loss, scale(beta, l))
-        rho = jnp.where(q >= 1, 1.0, e / jnp.sqrt(whole * whole + im * im + 1e-300))
+        rho = jnp.where(q >= 1, 1.0, e / jnp.sqrt(whole * whole + im * im + tiny(im)))
         rough = rough + jnp.abs(beta) * rho * (jnp.abs(u) * inv + 0.5 * inv * inv)
         parts.append(l)
     return Shifted(log_modulus, angle, loss, tuple(parts), exponents, rough)
@@ -396,12 +426,12 @@ def log_envelope(
 
         exponent = once(jnp.max(count) > b, exponents)
         top = jnp.maximum(crest, jnp.max(exponent, -1))
-        z = z * jnp.exp(crest - top) + jnp.sum(jnp.exp(exponent - top[..., None]), -1)
+        z = z * exp(crest - top) + jnp.sum(exp(exponent - top[..., None]), -1)
         return b + 1, top, z
 
-    start = (np.int32(0), jnp.full_like(pair.sigma, -1e300), jnp.zeros_like(pair.sigma))
+    start = (np.int32(0), jnp.full_like(pair.sigma, -1e30 if is_single(s) else -1e300), jnp.zeros_like(pair.sigma))
     _, crest, z = lax.while_loop(lambda carry: carry[0] * block < jnp.max(count), body, start)
-    return jnp.logaddexp(crest + log(step * z), log_tail_above(pair, s, win, y))
+    return logaddexp(crest + log(step * z), log_tail_above(pair, s, win, y))
 
 
 class Moments(NamedTuple):
@@ -432,8 +462,8 @@ def columns(pair: SampledGaussianPair, u: jax.Array, y: jax.Array, part_l: tuple
         tilt = polar(exponent[0] - l[0], exponent[1] - l[1])  # density ratio of the shifted component to the mixture
         base = polar(-l[0], -l[1])
         # (exp(y) - 1) / (1 + v), whichever way does not overflow
-        up = expm1(jnp.minimum(exponent[0], 0.0), exponent[1])
-        down = expm1(-jnp.maximum(exponent[0], 0.0), -exponent[1])
+        up = _complex.expm1(jnp.minimum(exponent[0], 0.0), exponent[1])
+        down = _complex.expm1(-jnp.maximum(exponent[0], 0.0), -exponent[1])
         near, far = mul(up, base), mul(down, tilt)
         l_q = each(lambda a, b, up=exponent[0] > 0: jnp.where(up, -b, a), near, far)
         rho = scale(q, tilt)
@@ -499,7 +529,7 @@ def moments(
 
         def phases(t):  # exp(i t (L - mean)) - 1, (lanes, components, t-nodes, inner nodes)
             t = t[:, None, :, None]
-            return expm1(-t * up[:, :, None], t * away[:, :, None])
+            return _complex.expm1(-t * up[:, :, None], t * away[:, :, None])
 
         e, f = phases(rows), phases(across)
         w = (w[0][:, :, None], w[1][:, :, None])

@@ -60,6 +60,7 @@ def sweep(
     method: str = "auto",
     rtol: float = 1e-6,
     max_nodes: int = 8192,
+    precision: str = "float64",
     path: str | os.PathLike | None = None,
     resume: bool = False,
     devices: Sequence[Any] | None = None,
@@ -87,7 +88,7 @@ def sweep(
       mode: "product" for all combinations, the last parameter varying fastest, or "zip" for columns of one length.
       gradients: whether to add the derivatives of the answers by every parameter of ``make`` that is a column of floats or
         counts; or the names of some.
-      adjacency, method, max_nodes: as for ``epsilon``.
+      adjacency, method, max_nodes, precision: as for ``epsilon``.
       rtol: relative tolerance on delta; by default wider than that of a single question, which needs more nodes.
       path: a ``.csv`` or ``.parquet`` to write. Until it is complete, finished parts are kept beside it, in ``<path>.parts``;
         after an interruption by the keyboard the file has the rows that are done.
@@ -109,6 +110,7 @@ def sweep(
       ValueError: an argument is out of range, or nothing is asked.
       TypeError: ``make`` returns no mechanism, or a batch of them.
       FileExistsError: there is something at ``path``, and ``resume`` is false.
+      NotImplementedError: ``false_positive_rate`` in float32.
 
     Example:
       >>> import dpjax
@@ -122,7 +124,10 @@ def sweep(
     numbers = {"delta": delta, "log_delta": log_delta, "epsilon": epsilon, "false_positive_rate": false_positive_rate}
     columns, shape = _table_of(grid, mode)
     given = _given(columns, numbers)
-    options = {"adjacency": adjacency, "method": method, "rtol": rtol, "max_nodes": max_nodes}
+    _validate.one_of("precision", precision, accounting.PRECISIONS)
+    if precision == "float32" and "false_positive_rate" in given:
+        raise NotImplementedError("false_positive_rate needs precision='float64': the trade-off function has no other.")
+    options = {"adjacency": adjacency, "method": method, "rtol": rtol, "max_nodes": max_nodes, "precision": precision}
     parameters = {name: column for name, column in columns.items() if name not in ASKED}
     job = _Job(make, parameters, given, options, _differentiated(parameters, gradients))
     for name in (*_columns_of(job), "error"):

@@ -226,7 +226,7 @@ class TestTracers:
             expected = [[quotient(gaussian_noise, 2.0, 2), -slope], [-slope, 2 * noise]]
             np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-6)
 
-    @pytest.mark.parametrize("x64", [False, True])
+    @pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.slow)])
     def test_transformations(self, x64):
         with jax.enable_x64(x64):
             tol = 1e-9 if x64 else 1e-6
@@ -238,7 +238,7 @@ class TestTracers:
             slope = sum(i * quotient(gaussian_noise, i) for i in (1.0, 2.0))
             assert float(jax.grad(total)(1.0)) == pytest.approx(slope, rel=3 * tol if not x64 else 1e-6)
 
-    @pytest.mark.parametrize("x64", [False, True])
+    @pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.slow)])
     def test_the_target_may_be_a_number_and_the_rest_traced(self, x64):
         with jax.enable_x64(x64):
             by_scale = lambda scale: dpjax.calibrate(lambda s: dpjax.Gaussian(s * scale), epsilon=2.0, delta=1e-5)

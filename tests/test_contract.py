@@ -17,7 +17,7 @@ def epsilon(sigma):
     return dpjax.epsilon(dpsgd(sigma, 0.01, 1000), delta=1e-5)
 
 
-@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_every_way_of_calling(x64):
     tol = 1e-9 if x64 else 1e-6
     with jax.enable_x64(x64):

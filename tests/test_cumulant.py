@@ -594,7 +594,7 @@ def test_columns_are_derivatives_of_the_parts_against_mpmath(direction):
                         assert abs(value - truth) <= 1e-14 * size * max(map(abs, want)), (c, sigma[i], q[i], z)
 
 
-@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("order", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_sums_of_columns_are_their_80_bit_sums(order):
     """The matrix product puts every column at its own t-node."""
     sigma, q, s, rows, across, last = moment_cases(np.random.default_rng(28), ordinary)

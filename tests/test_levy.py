@@ -488,7 +488,7 @@ def test_bracket_holds_the_truth_and_the_estimate_is_close(direction):
     assert (found.method == int(dpjax.Method.LEVY)).all()
 
 
-@pytest.mark.parametrize("adjacency", [Adjacency.REMOVE, Adjacency.ADD])
+@pytest.mark.parametrize("adjacency", [pytest.param(Adjacency.REMOVE, marks=pytest.mark.slow), Adjacency.ADD])
 def test_engines_agree_on_epsilon(adjacency):
     rng = np.random.default_rng(3)
     sigma, q, k = np.exp(rng.uniform(-0.2, 2, 8)), 10 ** rng.uniform(-3, -1, 8), np.round(10 ** rng.uniform(2, 5, 8))

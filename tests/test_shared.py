@@ -1,0 +1,130 @@
+"""Batches whose lanes share their pairs: the interval holds the truth, is as narrow as asked, and depends on no companion."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax import Adjacency, Gaussian, PoissonSampled, _lanes, _shared, dpsgd
+
+ORACLES = Path(__file__).parent / "oracles"
+DIRECTIONS = {"remove": Adjacency.REMOVE, "add": Adjacency.ADD}
+COPIES = 16
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """The answers of lanes that were solved together, so far."""
+    seen = []
+    solve = _shared.solve
+
+    def spy(*args):
+        seen.append(jax.tree.map(np.copy, solve(*args)))
+        return jax.tree.map(np.copy, seen[-1])
+
+    monkeypatch.setattr(_shared, "solve", spy)
+    return seen
+
+
+def alone(monkeypatch):
+    monkeypatch.setattr(_shared, "families", lambda problem: None)
+
+
+def table(name, direction):
+    rows = [
+        r
+        for r in json.loads((ORACLES / "reference.json").read_text())[name]
+        if r["direction"] == direction and r["steps"] >= 1000
+    ]
+    names = ("noise_multiplier", "sampling_probability", "steps", "epsilon", "delta")
+    return [np.array([float(r[n]) for r in rows]) for n in names]
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("asked", ["epsilon", "delta"])
+def test_against_the_reference(shared, asked, direction):
+    sigma, q, k, epsilon, delta = table("composed_" + asked, direction)
+    rows = k.size
+    more = lambda a: np.tile(a, COPIES)
+    # the copies after the first are filled up with other counts
+    run = dpsgd(more(sigma), more(q), np.concatenate([k + i for i in range(COPIES)]))
+    options = {"adjacency": DIRECTIONS[direction], "rtol": 1e-8, "method": "contour", "max_nodes": 1024}
+    if asked == "epsilon":
+        bounds, truth = dpjax.epsilon_bounds(run, more(delta), **options), epsilon
+    else:
+        bounds, truth = dpjax.delta_bounds(run, more(epsilon), **options), delta
+    lower, upper, status = bounds.lower[:rows], bounds.upper[:rows], bounds.status[:rows]
+    (together,) = shared
+    assert together.converged.size == rows * COPIES and together.converged.mean() > 0.8
+    assert (lower <= truth * (1 + 1e-15)).all() and (truth * (1 - 1e-15) <= upper).all()
+    narrow = status == dpjax.Status.CONVERGED
+    assert narrow.mean() > 0.85  # as many as of those solved alone
+    assert np.max((upper - lower)[narrow] / truth[narrow]) < 1e-6  # an epsilon answers to delta with a factor
+
+
+def grid(families, members, seed):
+    rng = np.random.default_rng(seed)
+    uniform = lambda low, high, n: np.exp(rng.uniform(np.log(low), np.log(high), n))
+    sigma, q = np.repeat(uniform(0.4, 10, families), members), np.repeat(uniform(1e-5, 0.3, families), members)
+    return sigma, q, np.round(uniform(1, 1e5, families * members)), -uniform(1, 300, families * members)
+
+
+def test_an_answer_does_not_depend_on_its_company(shared):
+    sigma, q, k, log_delta = grid(8, 128, 1)
+    for rows in (slice(None), slice(256, 768)):
+        run = dpsgd(sigma[rows], q[rows], k[rows])
+        dpjax.epsilon_bounds(run, log_delta=log_delta[rows], rtol=1e-6, method="contour", adjacency=Adjacency.REMOVE)
+    whole, some = shared
+    for name in ("lower", "estimate", "upper", "converged", "nodes"):
+        np.testing.assert_array_equal(getattr(whole, name)[256:768], getattr(some, name), err_msg=name)
+
+
+def two_kinds(sigma, q, k):
+    """Two sampled Gaussians with counts of their own, beside one that is not sampled."""
+    first = PoissonSampled(q, Gaussian(sigma)) * k
+    second = PoissonSampled(q / 3, Gaussian(2 * sigma)) * (k // 2 + 1)
+    return first + second + Gaussian(8 * sigma) * (k % 5)
+
+
+@pytest.mark.parametrize("make", [dpsgd, two_kinds])
+@pytest.mark.parametrize(
+    ("families", "members", "seed"), [(6, 128, 2), pytest.param(30, 64, 3, marks=pytest.mark.slow)]
+)
+def test_two_ways_agree(shared, monkeypatch, make, families, members, seed):
+    sigma, q, k, log_delta = grid(families, members, seed)
+    run = make(sigma, q, k)
+    together = dpjax.epsilon_bounds(run, log_delta=log_delta, rtol=1e-7, method="contour")
+    eps = np.where(np.isfinite(together.estimate), together.estimate, 1.0) - 0.01  # some below 0
+    deltas = dpjax.log_delta(run, eps, rtol=1e-7, method="contour")
+    assert len(shared) >= 2 and all(answer.converged.mean() > 0.6 for answer in shared)
+    alone(monkeypatch)
+    apart = dpjax.epsilon_bounds(run, log_delta=log_delta, rtol=1e-7, method="contour")
+    assert (together.lower <= apart.upper).all() and (apart.lower <= together.upper).all()
+    worse = (together.status != dpjax.Status.CONVERGED) & (apart.status == dpjax.Status.CONVERGED)
+    assert worse.mean() < 0.01
+    both = (together.status == dpjax.Status.CONVERGED) & (apart.status == dpjax.Status.CONVERGED)
+    np.testing.assert_allclose(together.estimate[both], apart.estimate[both], rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(deltas, dpjax.log_delta(run, eps, rtol=1e-7, method="contour"), rtol=1e-6, atol=1e-6)
+
+
+def test_schedules_and_small_batches_are_solved_alone(shared):
+    assert dpjax.epsilon(dpsgd(np.full(255, 1.0), 0.01, np.arange(1, 256)), 1e-5).shape == (255,)
+    assert not shared
+    few = jax.tree.map(np.asarray, dpsgd(np.linspace(1, 2, 512), 0.01, 100))
+    assert dpjax.epsilon(few, 1e-5, rtol=1e-4).shape == (512,)
+    assert not shared
+
+
+def test_a_lane_left_over_is_finished_alone(monkeypatch):
+    monkeypatch.setattr(_shared, "_TRIES", 1)  # too few for a row whose first guess is off
+    called = []
+    each_alone = _lanes._each_alone
+    monkeypatch.setattr(_lanes, "_each_alone", lambda *args: called.append(args[2].size) or each_alone(*args))
+    k = np.tile(np.arange(100.0, 132.0), 16)
+    bounds = dpjax.epsilon_bounds(dpsgd(0.8, 0.01, k), 1e-5, rtol=1e-8)
+    assert called and called[0] > 0
+    assert (bounds.status == dpjax.Status.CONVERGED).all()
+    np.testing.assert_array_equal(bounds.upper[:32], bounds.upper[32:64])
