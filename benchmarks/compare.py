@@ -17,6 +17,7 @@ dp_accounting's PLD has a call that answers a batch, many deltas of one run: tha
 
 import argparse
 import functools
+import itertools
 import json
 import logging
 import os
@@ -67,10 +68,9 @@ def _setting(row) -> tuple:
 
 
 def batches(names, n, seconds):
-    """dpjax answering n configurations in one call against each of the others in a loop; a table for each kind of batch."""
+    """dpjax answering n configurations in one call against each of the others in a loop; yields (title, rows)."""
     product = product_grid(n)
     product = dict(zip(product, np.meshgrid(*product.values(), indexing="ij"), strict=True))
-    tables = {}
     for kind, columns in (("product", product), ("random", random_columns(n))):
         columns = [np.ravel(column) for column in columns.values()]
         run, delta = dpjax.dpsgd(*columns[:3]), columns[3]
@@ -89,8 +89,7 @@ def batches(names, n, seconds):
             m = len(theirs.answer)
             ratios = theirs.wall / m * n / ours.wall, theirs.processor / m * n / ours.processor
             rows.append(_row(name, m, theirs, *ratios, theirs.answer, Ends(*(x[order[:m]] for x in ends))))
-        tables[f"{kind} batch of {n}, epsilons"] = rows
-    return tables
+        yield f"{kind} batch of {n}, epsilons", rows
 
 
 def looped(accountant, columns, seconds):
@@ -114,7 +113,7 @@ def looped(accountant, columns, seconds):
 
 
 def curve(names, n):
-    """The one batch call that a peer has: many deltas of one run, by dp_accounting's PLD."""
+    """The one batch call that a peer has: many deltas of one run, by dp_accounting's PLD; yields (title, rows)."""
     epsilons = np.linspace(0.1, 4, n)
     ours = timed(lambda: dpjax.delta_bounds(dpjax.dpsgd(1.0, 0.01, 1000), epsilons, rtol=1e-6), 2)
     ends = Ends(*ours.answer[:3])
@@ -127,7 +126,7 @@ def curve(names, n):
         theirs = timed(ask, 2)
         ratios = theirs.wall / ours.wall, theirs.processor / ours.processor
         rows.append(_row(name + ", one call", n, theirs, *ratios, theirs.answer, ends))
-    return {f"{n} deltas of one run": rows}
+    yield f"{n} deltas of one run", rows
 
 
 class Ends(NamedTuple):
@@ -243,10 +242,11 @@ def main() -> None:
     print(headline(about))
     logging.getLogger("absl").setLevel("ERROR")  # warns of orders that it leaves out
     peers = names if args.only else [name for name in names if not name.startswith("dpjax")]
-    tables = batches(peers, args.batch, args.seconds) | curve(peers, args.batch)
-    for title, rows in tables.items():
-        print(f"\n{title}\n\n{markdown(rows)}")
-    write_json(args.json, about, tables)
+    tables = {}
+    for title, rows in itertools.chain(batches(peers, args.batch, args.seconds), curve(peers, args.batch)):
+        print(f"\n{title}\n\n{markdown(rows)}", flush=True)
+        tables[title] = rows
+        write_json(args.json, about, tables)
 
 
 if __name__ == "__main__":
