@@ -207,6 +207,9 @@ def main() -> None:
     if args.out:
         Path(args.out + ".md").write_text(f"{headline(about)}\n\n{text}\n")
         write_json(args.out + ".json", about, {"accelerator": rows, "notes": notes, "executed": known["executed"]})
+    if any(program.thread.is_alive() for program in programs):
+        sys.stdout.flush()
+        os._exit(0)  # Python's own exit ends a thread that compiles by a crash
 
 
 if __name__ == "__main__":
