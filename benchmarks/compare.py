@@ -207,7 +207,11 @@ def one_at_a_time(names, show):
         seconds[name], errors[name] = times, error
         done = np.isfinite(error)
         of = np.array([q[0] == "epsilon" for q in asked])
-        cells = [f"{f(np.abs(error[done & m])):10.1e}" for m in (of, ~of) for f in (np.median, np.max)]
+        cells = [
+            f"{f(np.abs(error[done & m])):10.1e}" if np.any(done & m) else f"{'-':>10}"
+            for m in (of, ~of)
+            for f in (np.median, np.max)
+        ]
         print(
             f"{name:18} {done.sum():8d} {1e3 * first:8.0f} {1e3 * np.median(times[done]):9.2f} {1e3 * np.max(times[done]):9.1f}"
             f"   {'':13} {cells[0]} {cells[1]}     {'':7} {cells[2]} {cells[3]}   {np.sum(error[done] < -1e-9):4d}",
