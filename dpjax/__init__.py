@@ -17,8 +17,10 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax import adaptive as adaptive
     from dpjax import bounded_range as bounded_range
     from dpjax import conversions as conversions
+    from dpjax import interop as interop
     from dpjax import ledger as ledger
     from dpjax import participation as participation
+    from dpjax import plotting as plotting
     from dpjax import pure_dp as pure_dp
     from dpjax import training as training
     from dpjax.accounting import Bounds as Bounds
@@ -110,6 +112,7 @@ _HOME = {  # None: the name is that of a module
     "Gaussian": "mechanisms",
     "gdp_mu": "representations",
     "Laplace": "mechanisms",
+    "interop": None,
     "ledger": None,
     "log_delta": "accounting",
     "MassAtInfinity": "mechanisms",
@@ -119,6 +122,7 @@ _HOME = {  # None: the name is that of a module
     "MixtureOfGaussians": "mechanisms",
     "noise_for_training": "training_run",
     "participation": None,
+    "plotting": None,
     "PermuteAndFlip": "mechanisms",
     "PoissonSampled": "mechanisms",
     "privacy_loss_cdf": "loss_distribution",

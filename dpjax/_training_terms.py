@@ -115,7 +115,9 @@ def _exact(name: str, x: Any) -> Fraction:
             raise ValueError(f"{name} = {x!r}, but it must be a number > 0.")
         exact = Fraction(repr(number)) if isinstance(number, float) else Fraction(number)
     except TypeError:
-        raise TypeError(f"{name} must be a number that is not traced; got {x!r}.") from None
+        raise TypeError(
+            f"{name} must be one number, not an array and not traced; got {x!r}. For many, sweep or calibrate dpjax.dpsgd."
+        ) from None
     if exact <= 0:
         raise ValueError(f"{name} must be > 0; got {x!r}.")
     return exact

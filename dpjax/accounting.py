@@ -330,6 +330,9 @@ def _found(mechanism, number, given, answer, adjacency, method, rtol, max_nodes,
             return _by_parameters(parametric.bounds, mechanism, number, given, answer, rtol)
     by_laws = method == "lattice" or not composition.all_gaussian(mechanism)
     laid = composition.layout(_order.in_order(mechanism) if by_laws else mechanism, number)
+    if 0 in laid.shape:
+        empty = np.zeros(laid.shape)
+        return Bounds(empty, empty, empty, *(empty.astype(np.int32),) * 3)
     if by_laws and method in ("contour", "levy"):
         raise NotImplementedError(f"method = {method!r} knows Gaussians only; {mechanism!r} has others: use 'lattice'.")
     query = _Query(

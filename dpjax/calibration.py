@@ -95,7 +95,7 @@ def calibrate(
 
     Raises:
       ValueError: a concrete argument is out of range, or no x meets the target, or all do. Of traced ones the answer is NaN.
-      TypeError: not exactly one target is given.
+      TypeError: not exactly one target is given, or ``make`` is not a function that returns a mechanism.
 
     Example:
       >>> import dpjax
@@ -106,6 +106,11 @@ def calibrate(
       >>> print(steps)
       1202
     """
+    if not callable(make):
+        raise TypeError(
+            "make must be a function of the free number that returns a mechanism, like lambda s: dpjax.dpsgd(s, 0.01, 1000); "
+            f"got {make!r}."
+        )
     target = _target(epsilon, delta, log_delta, advantage, tpr_at_fpr, adjacency)
     ends = _ends(bracket, integer)
     with suspicion.unquestioned():  # the search tries numbers that nobody asked for

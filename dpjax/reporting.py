@@ -144,9 +144,9 @@ def describe(mechanism: Mechanism) -> str:
       >>> describe(dpjax.Gaussian(2.0) * 3 + dpjax.PureDP(0.1))
       'the composition of 3 runs of the Gaussian mechanism (noise multiplier 2) and a 0.1-DP mechanism'
     """
-    words = _WORDS.get(type(mechanism))
-    if words is not None:
-        return words(mechanism)
+    for kind in type(mechanism).__mro__:
+        if kind in _WORDS:
+            return _WORDS[kind](mechanism)
     fields = ", ".join(
         f"{name.replace('_', ' ')} {describe(value) if isinstance(value, Mechanism) else _number(value)}"
         for name in mechanism.__dataclass_fields__  # type: ignore[attr-defined]

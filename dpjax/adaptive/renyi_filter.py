@@ -112,7 +112,7 @@ class RenyiFilter(Filter):
           The filter.
 
         Raises:
-          ValueError: a concrete argument is out of range.
+          ValueError: a concrete argument is out of range, or no order leaves a budget.
 
         Example:
           >>> filt = RenyiFilter.for_dp(3.0, 1e-5, [4.0, 8.0, 16.0], slack=1e-5)
@@ -125,13 +125,13 @@ class RenyiFilter(Filter):
         check_slack(half, _validate.number("delta", delta))
         if np.ndim(order) == 0:
             own = rest(delta, half, _sums.default_dtype())
-            return cls(order, conversions.rdp_budget(order, epsilon, half), own, adjacency=adjacency)
+            return cls(order, _with_room(order, conversions.rdp_budget(order, epsilon, half)), own, adjacency=adjacency)
         if combine != "any":
             raise ValueError(f'combine = {combine!r}, but it must be "any" for a vector of orders.')
         share = jnp.asarray(half)[..., None] / np.shape(order)[0]
         share = share * (1 - 2 * jnp.finfo(share.dtype).eps)
         budget = conversions.rdp_budget(jnp.asarray(order), jnp.asarray(epsilon)[..., None], share)
-        return cls(order, budget, delta, half, "any", adjacency)
+        return cls(order, _with_room(order, budget), delta, half, "any", adjacency)
 
     def _event_shape(self):
         return np.shape(self.order)
@@ -200,6 +200,17 @@ class RenyiFilter(Filter):
         if self.combine == "any":
             return f"(epsilon(), {show(self.delta)})-DP"
         return f"{show(self.delta)}-approximate ({show(self.order)}, {show(self.budget)})-RDP"
+
+
+def _with_room(order: ArrayLike, budget: jax.Array) -> jax.Array:
+    """The budgets, if they are not all too small for any request."""
+    if not (_validate.is_traced(order) or _validate.is_traced(budget)) and not np.any(np.asarray(budget) > 0):
+        given = np.atleast_1d(np.asarray(order, float)).tolist()
+        raise ValueError(
+            f"order = {given}, but none leaves a budget for this epsilon, delta and slack: the conversion of an order costs "
+            "log(1/slack) / (order - 1), so take larger ones as well, numpy.geomspace(2, 256, 32) for example."
+        )
+    return budget
 
 
 def _pure_renyi(order: jax.Array, epsilon: jax.Array) -> jax.Array:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from dpjax import __version__
 from dpjax.cli import calibrate, checkup, compare, compose, odometer, plot, queries, sweep
@@ -27,7 +28,7 @@ from dpjax.suspicion import SuspiciousInputWarning
     epilog="Examples:\n"
     + queries.EPSILON_EXAMPLES
     + queries.DELTA_EXAMPLES
-    + "".join(m.EXAMPLES for m in (calibrate, sweep, compare, odometer, compose, plot, checkup)),
+    + escape("".join(m.EXAMPLES for m in (calibrate, sweep, compare, odometer, compose, plot, checkup))),
 )
 def _top(
     context: typer.Context,

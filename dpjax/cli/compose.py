@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from dpjax.cli import _answers, _process
 from dpjax.cli._app import app
@@ -25,7 +26,7 @@ EXAMPLES = r"""
 """
 
 
-@app.command(epilog="Example:\n" + EXAMPLES)
+@app.command(epilog="Example:\n" + escape(EXAMPLES))
 def compose(
     file: Annotated[
         Path, typer.Argument(exists=True, dir_okay=False, help="A .json or .toml that describes what was run.")
