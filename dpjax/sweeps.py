@@ -317,8 +317,11 @@ def _work(job: _Job, pieces: list, parts: Parts | None, devices: Sequence[Any] |
             yield number, arrays
     devices = list(devices) if devices is not None else jax.local_devices()
 
+    # a device that is set is part of what programs are compiled for, even if it is the one that JAX takes anyway
+    alone = devices == jax.local_devices()[:1]
+
     def work(number: int, device: Any) -> tuple[int, dict[str, np.ndarray]]:
-        with jax.default_device(device):
+        with contextlib.nullcontext() if alone else jax.default_device(device):
             arrays = _part(job, pieces[number])
         if parts is not None:
             parts.put(number, arrays)

@@ -47,6 +47,13 @@ def toml(tmp_path):
     return path
 
 
+@pytest.mark.parametrize("command", [(), ("compose",)])
+def test_help_shows_what_can_be_copied(dp, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    _, out, _ = dp(*command, "--help")
+    assert out.count("[[mechanisms]]") == 2
+
+
 class TestSweep:
     grid = ["--sampling-probability", "1", "--steps", "1,4", "--noise-multiplier", "1:4:3:log"]
 

@@ -55,6 +55,16 @@ def test_shapes_broadcast():
 
 
 @pytest.mark.parametrize(
+    "record", [dpjax.Gaussian(np.zeros(0)), dpjax.Laplace(2.0) * np.zeros((3, 0)), dpjax.PureDP([])]
+)
+def test_no_configurations_have_no_answers(record):
+    shape = np.shape(dpjax.epsilon(record, 1e-5))
+    assert 0 in shape
+    assert dpjax.delta_bounds(record, 1.0).upper.shape == shape
+    assert dpjax.epsilon(dpjax.Gaussian(1.0), np.zeros((0, 2))).shape == (0, 2)
+
+
+@pytest.mark.parametrize(
     ("make", "name"),
     [
         (lambda: dpsgd(-1.0, 0.01, 10), "noise_multiplier = -1.0"),

@@ -19,6 +19,11 @@ def stated(text):
     return float(found[1]), float(found[2])
 
 
+def test_a_run_from_training_terms_is_said_like_one_from_numbers():
+    run = dpjax.dpsgd_from_training(60_000, 256, 20, 1.1)
+    assert reporting.describe(run) == reporting.describe(dpjax.dpsgd(1.1, 256 / 60_000, run.count))
+
+
 @pytest.mark.parametrize("delta", [1e-5, 3e-9, 0.0123456789])
 def test_epsilon_is_rounded_up(delta):
     text = dpjax.statement(RUN, delta=delta)

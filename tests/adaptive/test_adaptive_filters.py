@@ -461,6 +461,8 @@ def test_batched_parameters(f32):
         (lambda: GDPFilter(1.0, adjacency="add"), "adjacency = 'add'"),
         (lambda: RogersFilter(0.0, 1e-5), "epsilon = 0.0"),
         (lambda: RenyiFilter.for_dp(1.0, 1e-5, [2.0, 4.0], combine="all"), "combine = 'all'"),
+        (lambda: RenyiFilter.for_dp(0.5, 1e-5, [8.0, 16.0], slack=1e-5), "none leaves a budget"),
+        (lambda: RenyiFilter.for_dp(0.5, 1e-5, 8.0), "none leaves a budget"),
     ],
 )
 def test_bad_concrete_arguments_raise(call, message):
