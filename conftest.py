@@ -37,11 +37,9 @@ _SLOW_PAGES = {
 _VERSIONED = (
     "tests/adaptive/test_adaptive_filters.py",
     "tests/adaptive/test_adaptive_odometers.py",
-    "tests/test_cli",
+    "tests/test_cli.py",
     "tests/test_contract.py",
-    "tests/test_interop.py",
     "tests/test_interop_jax_privacy.py",
-    "tests/test_ledger.py",
     "tests/test_packaging.py",
     "tests/test_sweeps.py",
     "tests/training",

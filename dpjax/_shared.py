@@ -3,7 +3,7 @@
 Lanes that have their pairs in common are a family. A family has K on one ladder of tilts, on which all its lanes plan and
 find the tilts of their bounds; and a few contours, on whose nodes phi is evaluated once and raised to the counts of every
 lane. Tilts, periods and numbers of nodes come from fixed ladders, so that lanes meet on the same contours, and so that a
-lane's answer does not depend on the company it is in. The certificate is that of ``contour``. A lane that does not
+lane's answer does not depend, but for rounding, on the company it is in. The certificate is that of ``contour``. A lane that does not
 converge here is left to the engine that plans for it alone.
 """
 

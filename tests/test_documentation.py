@@ -84,7 +84,14 @@ def sessions(page):
             yield re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", body, re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(sessions(page))])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] * (page == "docs/command_line.md"))
+        for page in PAGES
+        if any(sessions(page))
+    ],
+)
 def test_commands_print_what_is_shown(page, tmp_path, monkeypatch):
     pytest.importorskip("dp_accounting")  # which compare shows
     monkeypatch.setattr(_process, "configure_jax", lambda *args, **kwargs: "off")

@@ -1,4 +1,4 @@
-"""Batches whose lanes share their pairs: the interval holds the truth, is as narrow as asked, and depends on no companion."""
+"""Batches whose lanes share their pairs: the interval holds the truth, is as narrow as asked, and depends on no companion but for rounding."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def table(name, direction):
     return [np.array([float(r[n]) for r in rows]) for n in names]
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("direction", [pytest.param("remove", marks=pytest.mark.slow), "add"])
 @pytest.mark.parametrize("asked", ["epsilon", "delta"])
 def test_against_the_reference(shared, asked, direction):
     sigma, q, k, epsilon, delta = table("composed_" + asked, direction)
@@ -68,8 +68,8 @@ def test_against_the_reference(shared, asked, direction):
 def grid(families, members, seed):
     rng = np.random.default_rng(seed)
     uniform = lambda low, high, n: np.exp(rng.uniform(np.log(low), np.log(high), n))
-    sigma, q = np.repeat(uniform(0.4, 10, families), members), np.repeat(uniform(1e-5, 0.3, families), members)
-    return sigma, q, np.round(uniform(1, 1e5, families * members)), -uniform(1, 300, families * members)
+    sigma, q = np.repeat(uniform(0.6, 10, families), members), np.repeat(uniform(3e-3, 0.3, families), members)
+    return sigma, q, np.round(uniform(100, 1e5, families * members)), -uniform(1, 100, families * members)
 
 
 def test_an_answer_does_not_depend_on_its_company(shared):
@@ -78,8 +78,10 @@ def test_an_answer_does_not_depend_on_its_company(shared):
         run = dpsgd(sigma[rows], q[rows], k[rows])
         dpjax.epsilon_bounds(run, log_delta=log_delta[rows], rtol=1e-6, method="contour", adjacency=Adjacency.REMOVE)
     whole, some = shared
-    for name in ("lower", "estimate", "upper", "converged", "nodes"):
-        np.testing.assert_array_equal(getattr(whole, name)[256:768], getattr(some, name), err_msg=name)
+    for name in ("lower", "estimate", "upper"):  # matrix products round by where a row stands in them
+        np.testing.assert_allclose(getattr(whole, name)[256:768], getattr(some, name), rtol=1e-9, err_msg=name)
+    np.testing.assert_array_equal(whole.converged[256:768], some.converged)
+    np.testing.assert_array_equal(whole.nodes[256:768], some.nodes)
 
 
 def two_kinds(sigma, q, k):
@@ -89,25 +91,27 @@ def two_kinds(sigma, q, k):
     return first + second + Gaussian(8 * sigma) * (k % 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [dpsgd, two_kinds])
-@pytest.mark.parametrize(
-    ("families", "members", "seed"), [(6, 128, 2), pytest.param(30, 64, 3, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("families", "members", "seed"), [(6, 128, 2), (24, 32, 3)])
 def test_two_ways_agree(shared, monkeypatch, make, families, members, seed):
     sigma, q, k, log_delta = grid(families, members, seed)
     run = make(sigma, q, k)
-    together = dpjax.epsilon_bounds(run, log_delta=log_delta, rtol=1e-7, method="contour")
-    eps = np.where(np.isfinite(together.estimate), together.estimate, 1.0) - 0.01  # some below 0
-    deltas = dpjax.log_delta(run, eps, rtol=1e-7, method="contour")
-    assert len(shared) >= 2 and all(answer.converged.mean() > 0.6 for answer in shared)
+    options = {"rtol": 1e-7, "method": "contour", "max_nodes": 1024}
+    ask = lambda eps: (
+        dpjax.epsilon_bounds(run, log_delta=log_delta, **options),
+        dpjax.delta_bounds(run, eps, **options),
+    )
+    eps = dpjax.epsilon_bounds(run, log_delta=log_delta, **options).estimate - 0.01  # some below 0
+    together = ask(eps)
+    assert len(shared) == 3 and all(answer.converged.mean() > 0.6 for answer in shared)
     alone(monkeypatch)
-    apart = dpjax.epsilon_bounds(run, log_delta=log_delta, rtol=1e-7, method="contour")
-    assert (together.lower <= apart.upper).all() and (apart.lower <= together.upper).all()
-    worse = (together.status != dpjax.Status.CONVERGED) & (apart.status == dpjax.Status.CONVERGED)
-    assert worse.mean() < 0.01
-    both = (together.status == dpjax.Status.CONVERGED) & (apart.status == dpjax.Status.CONVERGED)
-    np.testing.assert_allclose(together.estimate[both], apart.estimate[both], rtol=1e-6, atol=1e-9)
-    np.testing.assert_allclose(deltas, dpjax.log_delta(run, eps, rtol=1e-7, method="contour"), rtol=1e-6, atol=1e-6)
+    for ours, theirs in zip(together, ask(eps), strict=True):
+        assert (ours.lower <= theirs.upper).all() and (theirs.lower <= ours.upper).all()
+        good = [x.status == dpjax.Status.CONVERGED for x in (ours, theirs)]
+        assert np.mean(good[1] & ~good[0]) < 0.01
+        both = good[0] & good[1]
+        np.testing.assert_allclose(ours.estimate[both], theirs.estimate[both], rtol=1e-6, atol=1e-9)
 
 
 def test_schedules_and_small_batches_are_solved_alone(shared):
@@ -124,7 +128,7 @@ def test_a_lane_left_over_is_finished_alone(monkeypatch):
     each_alone = _lanes._each_alone
     monkeypatch.setattr(_lanes, "_each_alone", lambda *args: called.append(args[2].size) or each_alone(*args))
     k = np.tile(np.arange(100.0, 132.0), 16)
-    bounds = dpjax.epsilon_bounds(dpsgd(0.8, 0.01, k), 1e-5, rtol=1e-8)
+    bounds = dpjax.epsilon_bounds(dpsgd(0.8, 0.01, k), 1e-5, rtol=1e-8, method="contour")
     assert called and called[0] > 0
     assert (bounds.status == dpjax.Status.CONVERGED).all()
     np.testing.assert_array_equal(bounds.upper[:32], bounds.upper[32:64])
