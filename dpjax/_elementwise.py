@@ -35,7 +35,7 @@ def reals(*xs: ArrayLike) -> tuple[Any, ...]:
         return tuple(module.broadcast_arrays(*[a.astype(dtype) for a in arrays]))
 
 
-def check(name: str, x: ArrayLike, low: float, high: float = np.inf, **open_ends: bool) -> None:
+def check(name: str, x: ArrayLike, low: float, high: float = np.inf, **open_ends: Any) -> None:
     """Raises ValueError unless a concrete ``x`` is in range, and still is as a number of the dtype it will have."""
     _validate.in_range(name, x, low, high, **open_ends)
     if isinstance(x, int | float | np.generic | np.ndarray):

@@ -39,9 +39,9 @@ _WORTHWHILE = 16  # lanes of a family, on average
 class _Reals(NamedTuple):
     """K of the families on the ladder of tilts; (families, components, tilts)."""
 
-    value: np.ndarray
-    mean: np.ndarray
-    upper: np.ndarray
+    value: Any
+    mean: Any
+    upper: Any
 
 
 class _Choice(NamedTuple):
@@ -107,12 +107,13 @@ def _choose(problem: Problem, epsilon, log_delta, tol, least, reals: _Reals) -> 
     after = first_true(beyond)
     low = jnp.clip(after - _BELOW, 0, _TILTS.size - _BELOW - _ABOVE)
     near = lambda a: jnp.take_along_axis(a, low[:, None] + np.arange(_BELOW + _ABOVE), 1)
-    plan = contours(problem.pair, epsilon, log_delta, tol, *map(near, (s, k, k2, eps_s, log_s)), after - low)
+    s_near, k_near, k2_near, eps_near, log_near = map(near, (s, k, k2, eps_s, log_s))
+    plan = contours(problem.pair, epsilon, log_delta, tol, s_near, k_near, k2_near, eps_near, log_near, after - low)
     place = low + plan.index
     step = jnp.ceil(jnp.log(pick(plan.period_grid, plan.index)) / np.log(_PERIODS))
     period = _PERIODS**step
     wanted = 1 + _ROOM * pick(plan.gauss_t, plan.index) * period / (2 * PI)
-    nodes = jnp.maximum(first_true(_NODES >= wanted[:, None]), least)
+    nodes = jnp.maximum(first_true(wanted[:, None] <= _NODES), least)
     plan = plan._replace(s=pick(plan.s_grid, plan.index), period=period)
     upper = contour.composed_upper(problem, s, reals.upper)
     above, chernoff = contour.bounding_tilts(plan, s, upper)
@@ -133,8 +134,8 @@ def _evaluate(pair: SampledGaussianPair, s, period, nodes, *, capacity: int) -> 
     widest = 0.4 * jnp.minimum(PI * pair.sigma, 60.0)
     least = jnp.clip(0.3 * cut[:, None] * pair.q / pair.sigma / widest, 1e-8, 1e-2)
     shifts = [widest * least**x for x in np.linspace(1.0, 0.0, _SHIFTS)]
-    stacked = jax.tree.map(lambda a: jnp.concatenate([a] * _SHIFTS), (pair, s, cut, win, real))
-    log_cut = contour.log_beyond(*stacked[:3], jnp.concatenate(shifts), *stacked[3:])
+    each = jax.tree.map(lambda a: jnp.concatenate([a] * _SHIFTS), (pair, s, cut, win, real))
+    log_cut = contour.log_beyond(each[0], each[1], each[2], jnp.concatenate(shifts), each[3], each[4])
     log_cut = jnp.min(log_cut.reshape((_SHIFTS, *pair.sigma.shape)), 0)
     height, step = cumulant.line_for(pair, s, cut, 0 * pair.sigma + _NATS)
     along = contour.along(pair, s, cut, height, step, win, real, log_cut)
@@ -155,7 +156,8 @@ def _solve(problem: Problem, chosen: _Choice, s, period, on: _Contour, given, ol
     )  # fmt: skip
     h = 2 * PI / period
     cut = (size - 1) * h
-    inner = contour.Inner(empty, empty, None, on.real, on.log_error, on.log_cut)
+    unused: Any = None
+    inner = contour.Inner(unused, unused, unused, on.real, on.log_error, on.log_cut)
     above, chernoff = (chosen.r_above, chosen.k_above), (chosen.r_chernoff, chosen.k_chernoff)
     tilt = contour.composed(problem, plan, inner, cut, above, chernoff)
     t = h[:, None] * np.arange(size)
@@ -169,7 +171,7 @@ def _solve(problem: Problem, chosen: _Choice, s, period, on: _Contour, given, ol
     fallen = jnp.maximum(whole - edge - jnp.log(found.certificate.truncation + 1e-300), 0.1)
     needed = jnp.maximum(whole - edge - jnp.log(tol / 5), 0.1)
     factor = jnp.clip(jnp.sqrt(needed / fallen), 1.0, 4.0)
-    return found.answer(), first_true(_NODES >= 1 + (size - 1) * factor[:, None])
+    return found.answer(), first_true(1 + (size - 1) * factor[:, None] <= _NODES)
 
 
 def solve(

@@ -275,7 +275,7 @@ class Block(NamedTuple):
     log_half: jax.Array
 
 
-def block_nodes(nodes: jax.Array, h: jax.Array, start: jax.Array, size: int) -> Block:
+def block_nodes(nodes: jax.Array, h: jax.Array, start: Any, size: int) -> Block:
     """The nodes from number ``start`` on of contours with ``nodes`` (lanes,) in all; ``size`` is a power of two."""
     wide = 1 << (size.bit_length() // 2)
     n = start + np.arange(size, dtype=np.int32)

@@ -355,7 +355,7 @@ def inside(slack: jax.Array) -> jax.Array:
     return jnp.where((slack > 0) & (slack < 1), slack, jnp.nan)
 
 
-def set_budget(obj: Any, name: str, low: float, high: float = math.inf, **open_ends: bool) -> None:
+def set_budget(obj: Any, name: str, low: float, high: float = math.inf, **open_ends: Any) -> None:
     """Checks a field and stores it as a float that JAX's default dtype can hold, rounded down (it is a budget)."""
     value = _validate.number(name, getattr(obj, name))
     _validate.in_range(name, value, low, high, **open_ends)

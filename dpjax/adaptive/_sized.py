@@ -76,7 +76,8 @@ def sized(record: Any, base: Any, dtype: Any) -> Sized:
             values = _precision.concrete(_number, name, *lanes)[0]
         return jnp.minimum(_sums.cast(values.reshape(shape), dtype, np.inf), 0.0 if name == "log_full" else 1.0)
 
-    return Sized(*map(found, names), base)
+    first, second, third, fourth = map(found, names)
+    return Sized(first, second, third, fourth, base)
 
 
 def _number(name: str, *lanes: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -71,7 +71,7 @@ def _answers(function: Callable, static: Any, curve: tuple, query: Any, rounding
     return found[0].reshape(shape)
 
 
-def _number(name: str, x: Any, low: float = -np.inf, high: float = np.inf, **ends: bool) -> Any:
+def _number(name: str, x: Any, low: float = -np.inf, high: float = np.inf, **ends: Any) -> Any:
     x = _validate.number(name, x)
     _validate.in_range(name, x, low, high, **ends)
     return x
