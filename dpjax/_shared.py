@@ -3,8 +3,8 @@
 Lanes that have their pairs in common are a family. A family has K on one ladder of tilts, on which all its lanes plan and
 find the tilts of their bounds; and a few contours, on whose nodes phi is evaluated once and raised to the counts of every
 lane. Tilts, periods and numbers of nodes come from fixed ladders, so that lanes meet on the same contours, and so that a
-lane's answer does not depend, but for rounding, on the company it is in. The certificate is that of ``contour``. A lane that does not
-converge here is left to the engine that plans for it alone.
+lane's answer does not depend, but for rounding, on the company it is in. The certificate is that of ``contour``. A lane that
+does not converge here is left to the engine that plans for it alone.
 """
 
 from __future__ import annotations
@@ -96,7 +96,6 @@ def _choose(problem: Problem, epsilon, log_delta, tol, least, reals: _Reals) -> 
     """Contours for lanes whose families have ``reals`` (lanes, components, tilts), with at least ``least`` nodes."""
     count, g = problem.count[:, :, None], problem.variance[:, None]
     s = jnp.broadcast_to(_TILTS, (count.shape[0], _TILTS.size))
-    # by the family, of what is not counted as well
     k = 0.5 * g * s * (1 + s) + jnp.sum(count * reals.value, 1)
     k1 = g * (s + 0.5) + jnp.sum(count * reals.mean, 1)
     # the smaller slope: where a second peak of the weight takes over the mean loss jumps, and the contour ends before that

@@ -89,7 +89,11 @@ def total(x: jax.Array, axis: int = -1) -> jax.Array:
     """The sum along an axis; in float32 by halves, so that it is off by log2(length) ulp instead of length."""
     if not is_single(x) or x.shape[axis] <= 8:
         return jnp.sum(x, axis)
-    x = jnp.moveaxis(x, axis, -1)
+    return by_halves(jnp.moveaxis(x, axis, -1))
+
+
+def by_halves(x: jax.Array) -> jax.Array:
+    """The sum along the last axis, by halves: off by log2(length) ulp instead of length."""
     while x.shape[-1] > 1:
         if x.shape[-1] % 2:
             x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 1)])

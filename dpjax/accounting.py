@@ -303,6 +303,9 @@ def _ask(mechanism, number, given, answer, adjacency, method, rtol, max_nodes, p
     composition.check(mechanism)
     check_adjacency(mechanism, adjacency)
     mechanism = composition.reduced(mechanism, adjacency)
+    if 0 in (*composition.batch_shape(mechanism), *np.shape(number)):
+        nothing = np.zeros(composition.layout(mechanism, number).shape, precision)
+        return Bounds(nothing, nothing, nothing, *(nothing.astype(np.int32),) * 3)
     found = _found(mechanism, number, given, answer, adjacency, method, rtol, int(max_nodes), precision)
     return found if attained(mechanism, adjacency) else _one_sided(found, answer)
 
@@ -330,9 +333,6 @@ def _found(mechanism, number, given, answer, adjacency, method, rtol, max_nodes,
             return _by_parameters(parametric.bounds, mechanism, number, given, answer, rtol)
     by_laws = method == "lattice" or not composition.all_gaussian(mechanism)
     laid = composition.layout(_order.in_order(mechanism) if by_laws else mechanism, number)
-    if 0 in laid.shape:
-        empty = np.zeros(laid.shape)
-        return Bounds(empty, empty, empty, *(empty.astype(np.int32),) * 3)
     if by_laws and method in ("contour", "levy"):
         raise NotImplementedError(f"method = {method!r} knows Gaussians only; {mechanism!r} has others: use 'lattice'.")
     query = _Query(

@@ -37,7 +37,22 @@ from dpjax._plan import (
 )
 from dpjax._positions import at_least, pick
 from dpjax._precision import namespace
-from dpjax._special import arctan2, cap, exp, is_single, like, ln, log, log1p, logaddexp, sincos, tiny, total, unit
+from dpjax._special import (
+    arctan2,
+    by_halves,
+    cap,
+    exp,
+    is_single,
+    like,
+    ln,
+    log,
+    log1p,
+    logaddexp,
+    sincos,
+    tiny,
+    total,
+    unit,
+)
 from dpjax.pairs import SampledGaussianPair
 
 PASSES = 6
@@ -359,14 +374,6 @@ def _finite_exp(x: jax.Array) -> jax.Array:
     return jnp.where(x < most, exp(jnp.minimum(x, most)), jnp.inf)
 
 
-def _pairwise_sum(terms: jax.Array) -> jax.Array:
-    """Sums the last axis by halves: an error of log2(length) ulp instead of length."""
-    while terms.shape[-1] > 1:
-        half = terms.shape[-1] // 2
-        terms = jnp.concatenate([terms[..., :half] + terms[..., half : 2 * half], terms[..., 2 * half :]], -1)
-    return terms[..., 0]
-
-
 def known_alias(plan: Plan, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A and A' of the down aliases at ``eps`` (lanes,), relative to exp(plan.log_delta)."""
     decay, decay1 = plan.s * plan.period, (1 + plan.s) * plan.period
@@ -389,7 +396,7 @@ def sums(plan: Plan, tilt: Tilt, on: Line, eps: jax.Array) -> Sums:
         logs = jnp.where(amplitude > 0, jnp.abs(log_weight), 0.0)
         sine, cosine = sincos(phase - t * (eps - plan.epsilon[:, None])[..., None])
         terms = [amplitude * cosine, amplitude * t * sine, amplitude, amplitude * logs, amplitude * t]
-        return tuple(map(_pairwise_sum, terms))
+        return tuple(map(by_halves, terms))
 
     if size == capacity:
         found = part(np.int32(0))
@@ -544,9 +551,8 @@ def ends(
     at = jax.tree.map(lambda a: a[:, 0], sums(plan, tilt, on, eps[:, None]))
     c = certify(problem, plan, tilt, on, eps, at)
     over = c.truncation + c.inner + c.rounding
-    if is_single(
-        over
-    ):  # the bounds' own rounding: they are sums and products of positive numbers, and exponentials of logs
+    if is_single(over):
+        # the bounds' own rounding: they are sums and products of positive numbers, and exponentials of logs
         over = 1.01 * over
     under = over + c.alias_up + c.alias_down
     # where every term has underflowed the guess of log delta was far too large, and nothing is known

@@ -62,6 +62,7 @@ def test_no_configurations_have_no_answers(record):
     assert 0 in shape
     assert dpjax.delta_bounds(record, 1.0).upper.shape == shape
     assert dpjax.epsilon(dpjax.Gaussian(1.0), np.zeros((0, 2))).shape == (0, 2)
+    assert dpjax.epsilon(dpjax.Gaussian(1.0), np.zeros(0), precision="float32").dtype == np.float32
 
 
 @pytest.mark.parametrize(
