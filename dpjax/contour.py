@@ -574,7 +574,10 @@ def ends(
         last = ulps * (jnp.abs(plan.log_delta) + 1)  # rounding of the logarithms of this function itself
     sane = (at.absolute > 0) & (upper < jnp.inf)
     upper = jnp.minimum(jnp.where(sane, upper, jnp.inf) + last, jnp.where(r > 0, bound, jnp.inf))
-    lower = jnp.where(jnp.isnan(lower) | ~sane, -jnp.inf, lower - last)
+    lower = lower - last
+    # a plan without a tilt, or without a guess of what is unknown: nothing is known along it
+    upper = jnp.where(jnp.isnan(upper), jnp.inf, upper)
+    lower = jnp.where(jnp.isnan(lower) | ~sane, -jnp.inf, lower)
     narrower = (upper - lower) <= (old.upper - old.lower)
     keep_old = ~narrower & jnp.isfinite(old.estimate)
     moved = jnp.abs(estimate - old.estimate) * (plan.s if for_epsilon else 1.0)

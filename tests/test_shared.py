@@ -114,6 +114,16 @@ def test_two_ways_agree(shared, monkeypatch, make, families, members, seed):
         np.testing.assert_allclose(ours.estimate[both], theirs.estimate[both], rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize(("sigma", "q"), [(14.6, 1.25e-6), (10.7, 4.08e-5)])
+def test_tilts_beyond_the_ladder_are_left_to_lanes_alone(shared, sigma, q):
+    k = np.round(np.geomspace(10, 1e6, 512))
+    eps = np.tile([0.0, 7.65e-5, 1.96e-4, -0.0263], 128)
+    together = dpjax.delta_bounds(dpsgd(sigma, q, k), eps, rtol=1e-6, method="contour", max_nodes=1024)
+    assert shared and not any(np.isnan(answer.upper).any() for answer in shared)
+    apart = dpjax.delta_bounds(dpsgd(sigma, q, k[::17]), eps[::17], rtol=1e-6, method="contour", max_nodes=1024)
+    assert (apart.lower <= together.upper[::17]).all() and (together.lower[::17] <= apart.upper).all()
+
+
 def test_schedules_and_small_batches_are_solved_alone(shared):
     assert dpjax.epsilon(dpsgd(np.full(255, 1.0), 0.01, np.arange(1, 256)), 1e-5).shape == (255,)
     assert not shared
