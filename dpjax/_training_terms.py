@@ -116,7 +116,7 @@ def _exact(name: str, x: Any) -> Fraction:
         exact = Fraction(repr(number)) if isinstance(number, float) else Fraction(number)
     except TypeError:
         raise TypeError(
-            f"{name} must be one number, not an array and not traced; got {x!r}. For many, sweep or calibrate dpjax.dpsgd."
+            f"{name} must be a number, not an array and not traced; got {x!r}. For many, sweep or calibrate dpjax.dpsgd."
         ) from None
     if exact <= 0:
         raise ValueError(f"{name} must be > 0; got {x!r}.")
