@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -64,12 +65,7 @@ def _evaluate(settings: Settings, constants: tuple, xs: tuple, order: int) -> tu
             return found.answer(), None
         eps = found.estimate if settings.unknown == "epsilon" else given
         derivatives = _sensitivity.of_log_delta(problem, found.plan, eps, order, capacity, block)
-        if settings.unknown == "epsilon":
-            derivatives = _sensitivity.of_epsilon(derivatives)
-        # clipped at 0, or a loss that cannot reach so far: constant
-        flat = (found.estimate <= 0) if settings.unknown == "epsilon" else jnp.isneginf(found.estimate)
-        still = lambda d: jnp.where(flat.reshape(flat.shape + (1,) * (d.ndim - 1)), 0.0, d)
-        return found.answer(), jax.tree.map(still, derivatives)
+        return found.answer(), _sensitivity.of_answer(derivatives, found.estimate, settings.unknown)
 
     problem = Problem(variance, SampledGaussianPair(sigma, q, sign, alpha, beta), count)
     size = 1 if lanes <= 2 else min(settings.chunk, lanes)
@@ -140,39 +136,89 @@ def _plan_lanes(problem: Problem, epsilon, log_delta, thorough: np.ndarray, tol:
     return in_chunks(lambda a: _plan(*a, capacity=capacity), arguments, _difficulty(problem))
 
 
-def _pass_lanes(settings: Settings, capacity: int, problem: Problem, plan: Plan, given: np.ndarray, old: contour.Ends):
-    """(``Answer``, whether settled) of one pass; lanes that need as many nodes run side by side."""
-    answer, settled = _empty(given), np.zeros(given.shape[0], bool)
+@partial(jax.jit, static_argnames=("capacity", "block"))
+def _log_slopes(problem: Problem, plan: Plan, eps, *, capacity: int, block: int):
+    return _sensitivity.of_log_delta(problem, plan, eps, 1, capacity, block).gradient
+
+
+def parameters(problem: Problem) -> int:
+    """How many numbers of a lane its answer can be differentiated by."""
+    return 3 * problem.count.shape[1] + 2
+
+
+def moving(problem: Problem, given: jax.Array) -> jax.Array:
+    """These numbers, in the order of ``_sensitivity``; (lanes, parameters)."""
+    pair = problem.pair
+    return jnp.concatenate([pair.sigma, pair.q, problem.count, problem.variance[:, None], given[:, None]], 1)
+
+
+@partial(jax.jit, static_argnames="unknown")
+def _of_answer(slopes, estimate, *, unknown: str):
+    return _sensitivity.of_answer(_sensitivity.Sensitivity(slopes, None), estimate, unknown).gradient
+
+
+def _by_nodes(plan: Plan, capacity: int, function: Callable, arguments: tuple) -> Iterator[tuple[np.ndarray, Any]]:
+    """(lanes, ``function(arguments, size, block)`` of them); lanes that need as many nodes run side by side."""
     few = plan.nodes <= MANY
     for size, lanes in ((MANY, few), (capacity, ~few)):
         which = np.flatnonzero(lanes)
         if which.size:
-            arguments = take((problem, plan, given, old, np.full(given.shape[0], settings.tol)), which)
             cost = np.minimum(plan.nodes[which], size) * 1e-3 + 1 / np.min(plan.step[which], -1, initial=1.0)
-            step = partial(_pass, unknown=settings.unknown, capacity=size, block=min(_BLOCK, size))
-            found, settled[which] = in_chunks(lambda a, step=step: step(*a), arguments, cost)
-            _put(answer, which, found)
+            step = partial(function, capacity=size, block=min(_BLOCK, size))
+            yield which, in_chunks(lambda a, step=step: step(*a), take(arguments, which), cost)
+
+
+def _pass_lanes(settings: Settings, capacity: int, problem: Problem, plan: Plan, given: np.ndarray, old: contour.Ends):
+    """(``Answer``, whether settled) of one pass."""
+    answer, settled = _empty(given), np.zeros(given.shape[0], bool)
+    arguments = problem, plan, given, old, np.full(given.shape[0], settings.tol)
+    for lanes, (found, done) in _by_nodes(plan, capacity, partial(_pass, unknown=settings.unknown), arguments):
+        settled[lanes] = done
+        _put(answer, lanes, found)
     return answer, settled
 
 
-def solve_concrete(settings: Settings, problem: Problem, given: np.ndarray) -> Answer:
-    """The contour engine on lanes of numbers (NumPy arrays, float64 enabled by the caller)."""
+def _slopes_lanes(capacity: int, problem: Problem, plan: Plan, eps: np.ndarray) -> np.ndarray:
+    """The derivatives of log delta at ``eps``, (lanes, parameters)."""
+    slopes = np.full((eps.size, parameters(problem)), np.nan)
+    for lanes, found in _by_nodes(plan, capacity, _log_slopes, (problem, plan, eps)):
+        slopes[lanes] = found
+    return slopes
+
+
+def solve_concrete(
+    settings: Settings, problem: Problem, given: np.ndarray, order: int = 0
+) -> tuple[Answer, np.ndarray | None]:
+    """The contour engine on lanes of numbers (NumPy arrays, float64 enabled by the caller).
+
+    Returns:
+      The answers, and at order 1 the estimates' derivatives (lanes, parameters), in the order of ``_sensitivity``.
+    """
     problem = jax.tree.map(lambda a: np.asarray(a, np.float64), problem)
     shared = _shared.families(problem)
     if shared is None:
-        return _each_alone(settings, problem, given)
-    answer = _shared.solve(problem, given, settings.tol, settings.unknown, shared)
-    rest = np.flatnonzero(~answer.converged)
-    if rest.size:
-        first, alone = take(answer, rest), _each_alone(settings, *take((problem, given), rest))
-        lower, upper = np.maximum(first.lower, alone.lower), np.minimum(first.upper, alone.upper)
-        estimate = np.clip(alone.estimate, lower, upper)
-        _put(answer, rest, alone._replace(lower=lower, estimate=estimate, upper=upper))
-    return Answer(*contour.limits(problem, given, contour.Ends(*answer[:3]), settings.unknown), *answer[3:])
+        answer, slopes = _each_alone(settings, problem, given, order)
+    else:
+        answer, slopes = _shared.solve(problem, given, settings.tol, settings.unknown, shared, order)
+        rest = np.flatnonzero(~answer.converged)
+        if rest.size:
+            first = take(answer, rest)
+            alone, steeper = _each_alone(settings, take(problem, rest), given[rest], order)
+            lower, upper = np.maximum(first.lower, alone.lower), np.minimum(first.upper, alone.upper)
+            estimate = np.clip(alone.estimate, lower, upper)
+            _put(answer, rest, alone._replace(lower=lower, estimate=estimate, upper=upper))
+            if slopes is not None:
+                slopes[rest] = steeper
+    answer = answer._replace(**contour.limits(problem, given, contour.Ends(*answer[:3]), settings.unknown)._asdict())
+    if slopes is not None:
+        slopes = np.asarray(_of_answer(slopes, answer.estimate, unknown=settings.unknown))
+    return answer, slopes
 
 
-def _each_alone(settings: Settings, problem: Problem, given: np.ndarray) -> Answer:
-    """Lanes with a contour of their own.
+def _each_alone(
+    settings: Settings, problem: Problem, given: np.ndarray, order: int
+) -> tuple[Answer, np.ndarray | None]:
+    """Lanes with a contour of their own; at order 1 with the derivatives of log delta.
 
     A contour is planned for every lane first; lanes are then evaluated beside others that need as many nodes.
     """
@@ -181,6 +227,7 @@ def _each_alone(settings: Settings, problem: Problem, given: np.ndarray) -> Answ
     answer, none = _empty(given), np.full(lanes, np.nan)
     epsilon, log_delta = (none, given.copy()) if for_epsilon else (given.copy(), none)
     todo, thorough, tols = np.arange(lanes), np.zeros(lanes, bool), np.full(lanes, settings.tol)
+    plans: Any = None
     for number in range(contour.PASSES):
         part, asked, eps, log_d, far, tol = take((problem, given, epsilon, log_delta, thorough, tols), todo)
         plan = _plan_lanes(part, eps, log_d, far, tol, capacity)
@@ -193,6 +240,9 @@ def _each_alone(settings: Settings, problem: Problem, given: np.ndarray) -> Answ
         old = contour.Ends(*take(answer[:3], todo))
         found, settled = _pass_lanes(settings, capacity, part, plan, asked, old)
         _put(answer, todo, found)
+        if order:
+            plans = plans or jax.tree.map(np.copy, plan)
+            _put(plans, todo, plan)
         planned = plan.epsilon if for_epsilon else plan.log_delta
         better = np.where(np.isfinite(found.estimate), found.estimate, planned)
         (epsilon if for_epsilon else log_delta)[todo] = better
@@ -203,4 +253,5 @@ def _each_alone(settings: Settings, problem: Problem, given: np.ndarray) -> Answ
         todo = todo[~(settled & ~missed | full & (number > 0))]
         if not todo.size:
             break
-    return Answer(*contour.limits(problem, given, contour.Ends(*answer[:3]), settings.unknown), *answer[3:])
+    eps = answer.estimate if for_epsilon else given
+    return answer, _slopes_lanes(capacity, problem, plans, eps) if order else None

@@ -31,6 +31,9 @@ class Call(NamedTuple):
     traced: tuple[bool, ...]
     dtype: Any
     wide: bool  # whether it is computed in float64, else in float32
+    concrete: Callable | None = (
+        None  # (call, *args) -> (outputs, gradient) or None: the same as ``function``'s, for numbers
+    )
 
 
 def namespace(*arrays: Any) -> Any:
@@ -51,7 +54,9 @@ def concrete(function: Callable, static: Any, *args: Any) -> Any:
         return jax.tree.map(np.asarray, out)
 
 
-def traced(function: Callable, static: Any, args: tuple, rounding: tuple[str, ...]) -> tuple:
+def traced(
+    function: Callable, static: Any, args: tuple, rounding: tuple[str, ...], concrete: Callable | None = None
+) -> tuple:
     """Runs ``function`` on arguments of which some are traced.
 
     Args:
@@ -60,12 +65,14 @@ def traced(function: Callable, static: Any, args: tuple, rounding: tuple[str, ..
       static: hashable.
       args: (lanes, *event) arrays; those that are not traced keep their float64 value.
       rounding: for each output "up", "nearest", "down" or "integer".
+      concrete: ``concrete(call, *args) -> (outputs, gradient)``, or None where it does not know: another way to first
+        derivatives, which is taken where the differentiated arguments are numbers, outside of ``jit``.
 
     Returns:
       The outputs in the default floating dtype, or int32.
     """
     flags = tuple(is_traced(a) for a in args)
-    call = Call(function, static, rounding, flags, jnp.dtype(jnp.result_type(float)), True)
+    call = Call(function, static, rounding, flags, jnp.dtype(jnp.result_type(float)), True, concrete)
     constants = tuple(np.asarray(a, np.float64) for a, flag in zip(args, flags, strict=True) if not flag)
     # an inner function may have put a float64 tracer here; the boundary is in the caller's dtype
     moving = tuple(jnp.asarray(a, call.dtype) for a, flag in zip(args, flags, strict=True) if flag)
@@ -140,6 +147,10 @@ def _evaluate(call: Call, constants: tuple, moving: tuple, order: int) -> tuple:
     """Mapped over, more lanes. JAX would map the float64 operations one by one, with the flag off, which fails for some."""
     if not moving:
         return _inside(call, constants, moving, order)
+    if order == 1 and call.concrete is not None and not any(map(is_traced, moving)):
+        found = _on_numbers(call, constants, moving)
+        if found is not None:
+            return found
     lanes = jax.custom_batching.custom_vmap(lambda *moving: _inside(call, constants, moving, order))
 
     @lanes.def_vmap
@@ -156,6 +167,27 @@ def _evaluate(call: Call, constants: tuple, moving: tuple, order: int) -> tuple:
     return lanes(*moving)
 
 
+def values_and_gradient(call: Call, *args: Any) -> tuple:
+    """``_values_and_gradient``, compiled."""
+    return compiled(_values_and_gradient)(call, *args)
+
+
+def _on_numbers(call: Call, constants: tuple, moving: tuple) -> tuple | None:
+    """What ``_inside`` returns at order 1, from ``call.concrete``."""
+    assert call.concrete is not None
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True), np.errstate(all="ignore"):
+        result = call.concrete(call, *(np.asarray(a, np.float64) for a in _merge(call, constants, moving)))
+        if result is None:
+            return None
+        return *_left(call, *jax.tree.map(jnp.asarray, result)), None
+
+
+def _left(call: Call, outputs: tuple, derivatives: Any) -> tuple:
+    """Outputs and derivatives in the caller's dtype."""
+    outputs = tuple(_leave(o, call.dtype, r) for o, r in zip(outputs, call.rounding, strict=True))
+    return outputs, jax.tree.map(lambda d: d.astype(call.dtype), derivatives)
+
+
 def _inside(call: Call, constants: tuple, moving: tuple, order: int) -> tuple:
     function = (_values, _values_and_gradient, _values_to_second)[order]
     with jax.enable_x64(call.wide):
@@ -163,8 +195,7 @@ def _inside(call: Call, constants: tuple, moving: tuple, order: int) -> tuple:
         args = [jnp.asarray(a).astype(inner) for a in _merge(call, constants, moving)]
         result = compiled(function)(call, *args)
         outputs, *derivatives = (result,) if order == 0 else result
-        outputs = tuple(_leave(o, call.dtype, r) for o, r in zip(outputs, call.rounding, strict=True))
-        gradient, hessian = jax.tree.map(lambda d: d.astype(call.dtype), [*derivatives, None, None][:2])
+        outputs, (gradient, hessian) = _left(call, outputs, [*derivatives, None, None][:2])
     return outputs, gradient, hessian
 
 

@@ -14,9 +14,10 @@ import numpy as np
 from jax import lax
 
 from dpjax import contour, cumulant
-from dpjax._complex import add, mul, ratio
+from dpjax._complex import Complex, add, mul, ratio
 from dpjax._plan import PI, Plan, Problem
 from dpjax._special import exp, sincos
+from dpjax.pairs import SampledGaussianPair
 
 
 class Sensitivity(NamedTuple):
@@ -29,15 +30,14 @@ class Sensitivity(NamedTuple):
     hessian: jax.Array | None
 
 
-def _cumulant_derivatives(problem: Problem, plan: Plan, t: jax.Array, moments: cumulant.Moments, order: int):
-    """K_sigma, K_q and, at order 2, K_ss, K_sq, K_qq at the nodes; pairs of (lanes, components, nodes)."""
-    pair = problem.pair
+def of_cumulant(pair: SampledGaussianPair, s: jax.Array, t: jax.Array, moments: cumulant.Moments, order: int):
+    """K_sigma, K_q and, at order 2, K_ss, K_sq, K_qq of pairs at the nodes; complex (lanes, components, nodes)."""
     parts = pair.sign.shape[-1]
     phi = (1 - moments.a, moments.b)
     mean = lambda c: ratio((moments.columns[0][..., c], moments.columns[1][..., c]), phi)
     coefficient = [
         (
-            (pair.alpha[..., j] + plan.s[:, None] * pair.beta[..., j])[..., None],
+            (pair.alpha[..., j] + s[:, None] * pair.beta[..., j])[..., None],
             pair.beta[..., j, None] * t[:, None, :],
         )
         for j in range(parts)
@@ -70,41 +70,64 @@ def _cumulant_derivatives(problem: Problem, plan: Plan, t: jax.Array, moments: c
     return first, second
 
 
+class Terms(NamedTuple):
+    """The terms of the sum for delta, and the derivatives of their logarithms, without the aliases; complex.
+
+    value: (lanes, nodes). rows: (lanes, parameters, nodes).
+    """
+
+    value: Complex
+    rows: Complex
+
+    def sums(self) -> tuple[jax.Array, jax.Array]:
+        """The sum (lanes,) and its derivatives (lanes, parameters)."""
+        by_node = lambda part: jnp.einsum("lt,lpt->lp", self.value[part], self.rows[part])
+        return jnp.sum(self.value[0], -1), by_node(0) - by_node(1)
+
+
+def terms(problem: Problem, plan: Plan, tilt: contour.Tilt, t, half, log_modulus, angle, first: list, eps) -> Terms:
+    """The terms at ``eps`` on the nodes t, from the components' phi and the first derivatives of their K."""
+    weight, phase = contour.integrand(problem, plan, tilt, t, half, log_modulus, angle, eps)
+    amplitude = exp(contour.log_scale(plan, tilt, eps)[:, None] + weight)
+    sine, cosine = sincos(phase)
+    count, real, s = problem.count[:, :, None], tilt.inner.real, plan.s[:, None]
+    k = (real.value[..., None] + log_modulus, angle + t[:, None, :] * real.mean[..., None])
+    gauss = (0.5 * (s * s - t * t + s), 0.5 * (2 * s * t + t))
+    rows = [
+        jnp.concatenate([count * first[0][i], count * first[1][i], k[i], gauss[i][:, None], edge[:, None]], axis=1)
+        for i, edge in ((0, jnp.broadcast_to(-s, t.shape)), (1, -t))
+    ]
+    return Terms((amplitude * cosine, amplitude * sine), (rows[0], rows[1]))
+
+
+def with_aliases(plan: Plan, eps: jax.Array, value: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(the estimate (lanes, 1), NaN where it is not positive; the derivatives of its log) from what ``terms`` sum to."""
+    a, a1 = contour.known_alias(plan, eps)
+    value = (value - a + a1)[:, None]
+    safe = jnp.where(value > 0, value, jnp.nan)
+    return safe, gradient.at[:, -1].add(a1) / safe
+
+
 def of_log_delta(problem: Problem, plan: Plan, eps: jax.Array, order: int, capacity: int, block: int) -> Sensitivity:
     """First and second derivatives of the log of the estimate at ``eps`` (lanes,), on the contour of ``plan``."""
     tilt = contour.fix_tilt(problem, plan, capacity)
     h = 2 * PI / plan.period
     lanes, components = problem.pair.sigma.shape
     parameters = 3 * components + 2
-    scale = exp(contour.log_scale(plan, tilt, eps))
-    count = problem.count[:, :, None]
 
     def body(carry):
         start, value, gradient, hessian = carry
         at = contour.block_nodes(plan.nodes, h, start, block)
-        t = at.t
         moments = cumulant.moments(
             problem.pair, plan.s, at.rows, at.across, tilt.inner.window, tilt.inner.height, tilt.inner.step,
             tilt.inner.real, order=order,
         )  # fmt: skip
-        log_phi, angle = contour.log_phi(moments)
-        weight, phase = contour.integrand(problem, plan, tilt, t, at.log_half, log_phi, angle, eps)
-        amplitude = scale[:, None] * exp(weight)
-        sine, cosine = sincos(phase)
-        term = (amplitude * cosine, amplitude * sine)
-        first, second = _cumulant_derivatives(problem, plan, t, moments, order)
-        k_z = (tilt.inner.real.value[..., None] + log_phi, angle + t[:, None, :] * tilt.inner.real.mean[..., None])
-        s = plan.s[:, None]
-        gauss = (0.5 * (s * s - t * t + s), 0.5 * (2 * s * t + t))
-        rows = [
-            jnp.concatenate(
-                [count * first[0][i], count * first[1][i], k_z[i], gauss[i][:, None], edge[:, None]], axis=1
-            )
-            for i, edge in ((0, jnp.broadcast_to(-s, t.shape)), (1, -t))
-        ]  # (lanes, parameters, nodes), real and imaginary
-        value = value + jnp.sum(term[0], -1)
-        gradient = gradient + jnp.einsum("lt,lpt->lp", term[0], rows[0]) - jnp.einsum("lt,lpt->lp", term[1], rows[1])
+        first, second = of_cumulant(problem.pair, plan.s, at.t, moments, order)
+        found = terms(problem, plan, tilt, at.t, at.log_half, *contour.log_phi(moments), first, eps)
+        more = found.sums()
+        value, gradient = value + more[0], gradient + more[1]
         if order > 1:
+            term, rows = found
             re = term[0][:, None] * rows[0] - term[1][:, None] * rows[1]
             im = term[0][:, None] * rows[1] + term[1][:, None] * rows[0]
             hessian = hessian + jnp.einsum("lpt,lrt->lpr", re, rows[0]) - jnp.einsum("lpt,lrt->lpr", im, rows[1])
@@ -128,12 +151,10 @@ def of_log_delta(problem: Problem, plan: Plan, eps: jax.Array, order: int, capac
     _, value, gradient, hessian = lax.while_loop(
         lambda carry: carry[0] < last, body, (np.int32(0), zero, jnp.zeros((lanes, parameters), eps.dtype), hessian)
     )
-    a, a1 = contour.known_alias(plan, eps)
-    value = (value - a + a1)[:, None]
-    safe = jnp.where(value > 0, value, jnp.nan)
-    gradient = gradient.at[:, -1].add(a1) / safe
+    safe, gradient = with_aliases(plan, eps, value, gradient)
     if order < 2:
         return Sensitivity(gradient, None)
+    _, a1 = contour.known_alias(plan, eps)
     hessian = hessian.at[:, -1, -1].add(a1) / safe[..., None] - gradient[:, :, None] * gradient[:, None, :]
     return Sensitivity(gradient, hessian)
 
@@ -159,3 +180,11 @@ def of_epsilon(by_log_delta: Sensitivity) -> Sensitivity:
         + h[:, -1, -1][:, None, None] * gradient[:, :, None] * gradient[:, None, :]
     )
     return Sensitivity(gradient, -total / slope[..., None])
+
+
+def of_answer(by_log_delta: Sensitivity, estimate: jax.Array, unknown: str) -> Sensitivity:
+    """The derivatives of an answer (lanes,): 0 where it is clipped at 0, or where no loss reaches."""
+    for_epsilon = unknown == "epsilon"
+    flat = (estimate <= 0) if for_epsilon else jnp.isneginf(estimate)
+    still = lambda d: jnp.where(flat.reshape(flat.shape + (1,) * (d.ndim - 1)), 0.0, d)
+    return jax.tree.map(still, of_epsilon(by_log_delta) if for_epsilon else by_log_delta)

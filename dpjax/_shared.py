@@ -9,6 +9,7 @@ does not converge here is left to the engine that plans for it alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import contour, cumulant
+from dpjax import _sensitivity, contour, cumulant
 from dpjax._chunks import in_chunks, take
 from dpjax._plan import PI, Plan, Problem, contours, saddle
 from dpjax._positions import first_true, pick
@@ -34,6 +35,7 @@ _SHIFTS = 10  # contour shifts that the truncation bound is the least of
 _TRIES = 5
 _LANES, _LANES_WIDE = 256, 32  # that are solved at once, with at most 64 nodes and with more
 _WORTHWHILE = 16  # lanes of a family, on average
+_LEAST = 2048  # lanes in all: measured, with 1,024 both ways cost the same, and this one has more to compile
 
 
 class _Reals(NamedTuple):
@@ -59,7 +61,10 @@ class _Choice(NamedTuple):
 
 
 class _Contour(NamedTuple):
-    """Pairs on the nodes of a contour; (contours, components), and a last axis of nodes for phi."""
+    """Pairs on the nodes of a contour; (contours, components), and a last axis of nodes for phi.
+
+    ``first`` has the derivatives of K by sigma and q on the nodes, complex, or is empty.
+    """
 
     real: cumulant.RealCumulant
     log_error: Any
@@ -67,12 +72,13 @@ class _Contour(NamedTuple):
     spread: Any
     log_modulus: Any
     angle: Any
+    first: Any
 
 
 def families(problem: Problem) -> tuple[np.ndarray, np.ndarray] | None:
     """(a lane of each family, the family of each lane), or None where sharing is not worthwhile."""
     lanes, components = problem.count.shape
-    if components > 4 or lanes < 2 * _LANES:
+    if components > 4 or lanes < _LEAST:
         return None
     numbers = np.concatenate([np.asarray(a, np.float64).reshape(lanes, -1) for a in problem.pair], 1)
     keys = np.ascontiguousarray(numbers).view(f"V{numbers.itemsize * numbers.shape[1]}").ravel()
@@ -123,8 +129,8 @@ def _choose(problem: Problem, epsilon, log_delta, tol, least, reals: _Reals) -> 
     )  # fmt: skip
 
 
-@partial(jax.jit, static_argnames="capacity")
-def _evaluate(pair: SampledGaussianPair, s, period, nodes, *, capacity: int) -> _Contour:
+@partial(jax.jit, static_argnames=("capacity", "order"))
+def _evaluate(pair: SampledGaussianPair, s, period, nodes, *, capacity: int, order: int) -> _Contour:
     """Pairs on contours; (contours,)."""
     win, real = contour.real_cumulant(pair, s)
     h = 2 * PI / period
@@ -139,15 +145,15 @@ def _evaluate(pair: SampledGaussianPair, s, period, nodes, *, capacity: int) -> 
     height, step = cumulant.line_for(pair, s, cut, 0 * pair.sigma + _NATS)
     along = contour.along(pair, s, cut, height, step, win, real, log_cut)
     at = contour.block_nodes(nodes, h, np.int32(0), capacity)
-    log_modulus, angle, spread = contour.phi(pair, s, at, along)
-    return _Contour(real, along.log_error, log_cut, spread, log_modulus, angle)
+    moments = cumulant.moments(pair, s, at.rows, at.across, along.window, height, along.step, real, order=order)
+    first = _sensitivity.of_cumulant(pair, s, at.t, moments, order)[0] if order else []
+    return _Contour(real, along.log_error, log_cut, moments.spread, *contour.log_phi(moments), first)
 
 
-@partial(jax.jit, static_argnames="unknown")
-def _solve(problem: Problem, chosen: _Choice, s, period, on: _Contour, given, old: contour.Ends, tol, *, unknown: str):
-    """The answers of lanes on their contours."""
+def _placed(problem: Problem, chosen: _Choice, s: jax.Array, period: jax.Array, on: _Contour) -> tuple:
+    """(plan, tilt, nodes, log of their weights) of lanes on their contours."""
     size = on.angle.shape[-1]
-    nothing, empty = given * 0, problem.count * 0
+    nothing, empty = s * 0, problem.count * 0
     grid = jnp.maximum(s, chosen.r_above)[:, None]
     plan = Plan(
         chosen.epsilon, chosen.log_delta, grid, grid, grid, grid, grid, grid, grid,
@@ -160,7 +166,14 @@ def _solve(problem: Problem, chosen: _Choice, s, period, on: _Contour, given, ol
     above, chernoff = (chosen.r_above, chosen.k_above), (chosen.r_chernoff, chosen.k_chernoff)
     tilt = contour.composed(problem, plan, inner, cut, above, chernoff)
     t = h[:, None] * np.arange(size)
-    half = jnp.broadcast_to(np.where(np.arange(size) == 0, np.log(0.5), 0.0), t.shape)
+    return plan, tilt, t, jnp.broadcast_to(np.where(np.arange(size) == 0, np.log(0.5), 0.0), t.shape)
+
+
+@partial(jax.jit, static_argnames="unknown")
+def _solve(problem: Problem, chosen: _Choice, s, period, on: _Contour, given, old: contour.Ends, tol, *, unknown: str):
+    """The answers of lanes on their contours."""
+    plan, tilt, t, half = _placed(problem, chosen, s, period, on)
+    size, h, cut = t.shape[-1], 2 * PI / period, tilt.cut
     weight, phase, log_inner = contour.terms(problem, plan, tilt, t, half, on.log_modulus, on.angle)
     line = contour.Line(h, t, weight, phase, log_inner, jnp.sum(problem.count * on.spread, 1))
     found = contour.ends(problem, plan, tilt, line, given, old, tol, unknown=unknown)
@@ -173,12 +186,27 @@ def _solve(problem: Problem, chosen: _Choice, s, period, on: _Contour, given, ol
     return found.answer(), first_true(1 + (size - 1) * factor[:, None] <= _NODES)
 
 
+@jax.jit
+def _differentiate(problem: Problem, chosen: _Choice, s, period, on: _Contour, eps) -> jax.Array:
+    """The derivatives of log delta at ``eps``, as in ``_sensitivity``; (lanes, parameters)."""
+    plan, tilt, t, half = _placed(problem, chosen, s, period, on)
+    terms = _sensitivity.terms(problem, plan, tilt, t, half, on.log_modulus, on.angle, on.first, eps)
+    return _sensitivity.with_aliases(plan, eps, *terms.sums())[1]
+
+
 def solve(
-    problem: Problem, given: np.ndarray, tol: float, unknown: str, families: tuple[np.ndarray, np.ndarray]
-) -> contour.Answer:
+    problem: Problem,
+    given: np.ndarray,
+    tol: float,
+    unknown: str,
+    families: tuple[np.ndarray, np.ndarray],
+    order: int = 0,
+) -> tuple[contour.Answer, np.ndarray | None]:
     """The contour engine on lanes of numbers (NumPy arrays, float64 enabled by the caller) that belong to ``families``.
 
-    Lanes that do not converge here may do so by themselves.
+    Returns:
+      The answers, and at order 1 the derivatives of log delta, as in ``_sensitivity``. Lanes that do not converge here may do
+      so by themselves.
     """
     first, member = families
     pairs = take(problem.pair, first)
@@ -187,14 +215,17 @@ def solve(
     epsilon, log_delta = (np.full(lanes, np.nan), given) if for_epsilon else (given, np.full(lanes, np.nan))
     tols, least, todo = np.full(lanes, tol), np.zeros(lanes, np.int32), np.arange(lanes)
     best: Any = None
+    last: Any = None
     guess = np.full(lanes, np.nan)
     for _ in range(_TRIES):
         part = take((problem, epsilon, log_delta, tols, least, member), todo)
         chosen = in_chunks(lambda a: _choose(*a[:-1], take(reals, a[-1])), part, part[-1], _LANES)
         old = contour.Ends(*take(best[:3], todo)) if best else contour.start(given)
-        found, wanted = _on_contours(pairs, part[0], part[-1], chosen, given[todo], old, tols[todo], unknown)
-        best = best or contour.Answer(*map(np.copy, found))
-        for whole, some in zip(best, found, strict=True):
+        own = (part[0], chosen, given[todo], old, tols[todo])
+        solved = lambda a: _solve(*a[:2], *a[-3:], *a[2:-3], unknown=unknown)
+        found, wanted = _on_contours(pairs, part[-1], chosen, own, solved)
+        best, last = best or jax.tree.map(np.copy, found), last or jax.tree.map(np.copy, chosen)
+        for whole, some in zip((*best, *last), (*found, *chosen), strict=True):
             whole[todo] = some
         guess[todo] = np.where(
             np.isfinite(found.estimate), found.estimate, chosen.epsilon if for_epsilon else chosen.log_delta
@@ -206,7 +237,11 @@ def solve(
         todo = todo[going]
         if not todo.size:
             break
-    return best
+    if not order:
+        return best, None
+    own = (problem, last, best.estimate if for_epsilon else given)
+    slopes = _on_contours(pairs, member, last, own, lambda a: _differentiate(*a[:2], *a[-3:], a[2]), order)
+    return best, slopes
 
 
 def _on_ladder(pairs: SampledGaussianPair) -> _Reals:
@@ -217,31 +252,31 @@ def _on_ladder(pairs: SampledGaussianPair) -> _Reals:
     return _Reals(*(np.moveaxis(a.reshape((families, _TILTS.size, -1)), 1, 2) for a in found))
 
 
-def _on_contours(pairs, problem, member, chosen: _Choice, given, old, tol, unknown: str) -> tuple:
-    """The answers on the contours ``chosen``, each of which is evaluated once, and what number of nodes was needed."""
+def _cut(on: _Contour, size: int) -> _Contour:
+    cut = lambda a: a[..., :size]
+    return on._replace(log_modulus=cut(on.log_modulus), angle=cut(on.angle), first=jax.tree.map(cut, on.first))
+
+
+def _on_contours(pairs, member, chosen: _Choice, own: tuple, function: Callable, order: int = 0) -> Any:
+    """``function`` of lanes' ``own`` arguments, tilt, period and contour, each of which is evaluated once."""
     parts, places = [], []
     for number in np.unique(chosen.nodes):
         lanes = np.flatnonzero(chosen.nodes == number)
         size = int(_NODES[number])
         keys = np.stack([member[lanes], chosen.tilt[lanes], chosen.period[lanes].astype(int)])
-        order = np.lexsort(keys[::-1])
-        fresh = np.append(True, np.any(np.diff(keys[:, order]) != 0, 0))
+        order_of = np.lexsort(keys[::-1])
+        fresh = np.append(True, np.any(np.diff(keys[:, order_of]) != 0, 0))
         place = np.empty(lanes.size, int)
-        place[order] = np.cumsum(fresh) - 1
-        family, tilt, period = keys[:, order[fresh]]
+        place[order_of] = np.cumsum(fresh) - 1
+        family, tilt, period = keys[:, order_of[fresh]]
         pair, s = take(pairs, family), _TILTS[tilt]
         asked = pair, s, _PERIODS**period, np.full(s.size, float(size))
         capacity = int(_CAPACITIES[np.searchsorted(_CAPACITIES, size)])
-        on = in_chunks(lambda a, c=capacity: _evaluate(*a, capacity=c), asked, s / np.min(pair.sigma, 1))
-        on = on._replace(log_modulus=on.log_modulus[..., :size], angle=on.angle[..., :size])
-        own = take((problem, chosen, given, old, tol), lanes)
-        lane_of = (*own, s[place], _PERIODS ** period[place], place)
-
-        def solved(a, on=on):
-            problem, chosen, given, old, tol, s, period, place = a
-            return _solve(problem, chosen, s, period, take(on, place), given, old, tol, unknown=unknown)
-
-        parts.append(in_chunks(solved, lane_of, place, _LANES if size <= 64 else _LANES_WIDE))
+        on = in_chunks(lambda a, c=capacity: _evaluate(*a, capacity=c, order=order), asked, s / np.min(pair.sigma, 1))
+        on = _cut(on, size)
+        lane_of = (*take(own, lanes), s[place], _PERIODS ** period[place], place)
+        with_contour = lambda a, on=on: function((*a[:-1], take(on, a[-1])))
+        parts.append(in_chunks(with_contour, lane_of, place, _LANES if size <= 64 else _LANES_WIDE))
         places.append(lanes)
     whole = jax.tree.map(lambda *a: np.concatenate(a), *parts)
     return take(whole, np.argsort(np.concatenate(places)))

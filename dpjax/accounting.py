@@ -15,6 +15,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dpjax import _by_laws, _lanes, _order, _precision, _single, _validate, closed_form, composition, suspicion
+from dpjax._chunks import in_chunks, take
 from dpjax._plan import Problem, largest_loss, log_touched
 from dpjax._special import exp, expm1, is_single, ln, logaddexp, unit
 from dpjax.laws import check_adjacency
@@ -340,7 +341,10 @@ def _found(mechanism, number, given, answer, adjacency, method, rtol, max_nodes,
     )
     args = (*laid.leaves, laid.given)
     if any(_validate.is_traced(a) for a in args):
-        flat = _precision.traced(_laws_traced if by_laws else _answer_traced, query, args, _ROUNDING)
+        if by_laws:
+            flat = _precision.traced(_laws_traced, query, args, _ROUNDING)
+        else:
+            flat = _precision.traced(_answer_traced, query, args, _ROUNDING, _differentiated)
         return Bounds(*(x.reshape(laid.shape) for x in flat))
     with jax.ensure_compile_time_eval(), jax.enable_x64(True), np.errstate(all="ignore"):
         flat = _answer_by_laws(query, *args) if by_laws else _with_lattice(query, args, _answer_concrete(query, *args))
@@ -474,6 +478,12 @@ def _prepare(query: _Query, args: tuple, direction: Adjacency) -> _Direction:
     return _Direction(clean, safe, invalid, settled, jax.lax.stop_gradient(value) if xp is jnp else value)
 
 
+def _prepared(query: _Query, *args: Any) -> _Direction:
+    """All directions' problems, as one batch."""
+    xp = _precision.namespace(*args)
+    return jax.tree.map(lambda *a: xp.concatenate(a), *(_prepare(query, args, d) for d in directions(query.adjacency)))
+
+
 def _engines(query: _Query, lanes: _Direction, solve_closed, solve_contour) -> tuple:
     """(lower, estimate, upper, status, method, nodes), from the engines that the query allows."""
     xp = _precision.namespace(lanes.given)
@@ -557,12 +567,11 @@ def _combine(query: _Query, answers: list[tuple], given, xp) -> tuple:
 
 def _answer(query: _Query, args: tuple, solve_closed, solve_contour) -> tuple:
     """The six arrays of ``Bounds``, (lanes,) each; all directions are solved side by side, as one batch."""
-    prepared = [_prepare(query, args, d) for d in directions(query.adjacency)]
-    xp = _precision.namespace(*args)
-    lanes = jax.tree.map(lambda *a: xp.concatenate(a), *prepared)
+    lanes, xp = _prepared(query, *args), _precision.namespace(*args)
     found = _finish(lanes, _engines(query, lanes, solve_closed, solve_contour))
     n = args[-1].shape[0]
-    return _combine(query, [tuple(x[i * n : (i + 1) * n] for x in found) for i in range(len(prepared))], args[-1], xp)
+    parts = [tuple(x[i : i + n] for x in found) for i in range(0, lanes.given.shape[0], n)]
+    return _combine(query, parts, args[-1], xp)
 
 
 def _closed_form(settings: _lanes.Settings, problem: Problem, given: Any) -> tuple:
@@ -575,31 +584,105 @@ def _levy(settings: _lanes.Settings, problem: Problem, given: Any) -> Any:
     return levy.solve(problem, given, unknown=settings.unknown, rtol=settings.tol)
 
 
+def _closed_concrete(query: _Query, settings: _lanes.Settings, problem: Problem, given: np.ndarray) -> tuple:
+    ends = tuple(np.full(given.shape, np.nan) for _ in range(3))
+    todo = np.flatnonzero(closed_form.applies(problem) if query.method == "auto" else given == given)
+    if todo.size:
+        size = max(8, 1 << (todo.size - 1).bit_length())  # few shapes, few compilations
+        index = np.concatenate([todo, np.repeat(todo[:1], size - todo.size)])
+        part = jax.tree.map(lambda a: np.asarray(a[index], np.float64), problem)
+        found = _precision.compiled(_closed_form)(settings, part, given[index])
+        for whole, new in zip(ends, found, strict=True):
+            whole[todo] = np.asarray(new)[: todo.size]
+    return ends
+
+
+def _contour_concrete(
+    settings: _lanes.Settings, problem: Problem, given: np.ndarray, skip: np.ndarray, order: int = 0
+) -> tuple[_lanes.Answer, np.ndarray | None]:
+    """The contour's answers where not ``skip``, and at order 1 their derivatives, elsewhere 0."""
+    n = given.shape[0]
+    blank = [np.zeros(n) for _ in range(4)]
+    answer = _lanes.Answer(blank[0], blank[1], blank[2], np.ones(n, bool), np.zeros(n, bool), blank[3])
+    slopes = np.zeros((n, _lanes.parameters(problem))) if order else None
+    todo = np.flatnonzero(~skip)
+    if todo.size:
+        part, steep = _lanes.solve_concrete(settings, take(problem, todo), given[todo], order)
+        for whole, new in zip((*answer, slopes), (*part, steep), strict=True):
+            if whole is not None:
+                whole[todo] = new
+    return answer, slopes
+
+
 def _answer_concrete(query: _Query, *args: np.ndarray) -> tuple:
-    def solve_closed(settings, problem, given, skip):
-        ends = tuple(np.full(given.shape, np.nan) for _ in range(3))
-        todo = np.flatnonzero(closed_form.applies(problem) if query.method == "auto" else given == given)
-        if todo.size:
-            size = max(8, 1 << (todo.size - 1).bit_length())  # few shapes, few compilations
-            index = np.concatenate([todo, np.repeat(todo[:1], size - todo.size)])
-            part = jax.tree.map(lambda a: np.asarray(a[index], np.float64), problem)
-            found = _precision.compiled(_closed_form)(settings, part, given[index])
-            for whole, new in zip(ends, found, strict=True):
-                whole[todo] = np.asarray(new)[: todo.size]
-        return ends
+    solve_closed = lambda settings, problem, given, skip: _closed_concrete(query, settings, problem, given)
+    return _answer(query, args, solve_closed, lambda *lanes: _contour_concrete(*lanes)[0])
+
+
+def _differentiated(call: _precision.Call, *args: np.ndarray) -> tuple[tuple, tuple] | None:
+    """(the six arrays of ``Bounds``, the estimate's derivatives by ``args``, those that move) for numbers; or None.
+
+    As for values the work is planned on the host. What the contour found is then put into the traced query as a constant and
+    its slopes. None: the traced query asks no contour, or knows best what becomes of arguments that are not valid.
+    """
+    query: _Query = call.static
+    if query.method not in ("auto", "contour"):
+        return None
+    n, ways = args[-1].shape[0], len(directions(query.adjacency))
+    lane_by_lane = lambda a: np.moveaxis(a.reshape((ways, n, *a.shape[1:])), 0, 1)
+    whole = lambda a: np.moveaxis(a, 1, 0).reshape((ways * n, *a.shape[2:]))
+    size = _LANES if n > _FEW_LANES else _FEW_LANES
+    chunked = lambda function, arguments: in_chunks(function, arguments, np.zeros(n), size)
+    traced = jax.tree.map(whole, chunked(lambda a: _precision.compiled(_prepared_by_lane)(query, *a), args))
+    if traced.invalid.any() or (query.method == "auto" and (query.single or not traced.problem.count.shape[1])):
+        return None
+    seen: Any = None
 
     def solve_contour(settings, problem, given, skip):
-        n = given.shape[0]
-        blank = [np.zeros(n) for _ in range(4)]
-        answer = _lanes.Answer(blank[0], blank[1], blank[2], np.ones(n, bool), np.zeros(n, bool), blank[3])
-        todo = np.flatnonzero(~skip)
-        if todo.size:
-            part = _lanes.solve_concrete(settings, jax.tree.map(lambda a: a[todo], problem), given[todo])
-            for whole, new in zip(answer, part, strict=True):
-                whole[todo] = new
-        return answer
+        nonlocal seen
+        seen = (settings, problem, skip, *_contour_concrete(settings, problem, given, skip, order=1))
+        return seen[3]
 
-    return _answer(query, args, solve_closed, solve_contour)
+    solve_closed = lambda settings, problem, given, skip: _closed_concrete(query, settings, problem, given)
+    outputs = _with_lattice(query, args, _answer(query, args, solve_closed, solve_contour))
+    settings, problem, skip, answer, slopes = seen
+    # Numbers know more than tracers: which runs have a closed form, and which are sampled with certainty.
+    unlike = skip.copy()
+    for known, moving in zip(jax.tree.leaves(problem), jax.tree.leaves(traced.problem), strict=True):
+        unlike |= np.any((known != moving).reshape(unlike.size, -1), 1)
+    unlike &= ~traced.settled
+    more, steeper = _contour_concrete(settings, traced.problem, traced.given, ~unlike, order=1)
+    choice = lambda a, b: np.where(unlike.reshape(-1, *(1,) * (a.ndim - 1)), b, a)
+    found = np.stack([choice(a, b) for a, b in zip(answer, more, strict=True)], 1)
+    constants = lane_by_lane(found), lane_by_lane(choice(slopes, steeper))
+    linear = call._replace(function=_answer_linear, traced=(*call.traced, False, False))
+    return outputs, chunked(lambda a: _precision.values_and_gradient(linear, *a)[1], (*args, *constants))
+
+
+_FEW_LANES, _LANES = 32, 1024  # that a program of the above is compiled for
+
+
+def _prepared_by_lane(query: _Query, *args: jax.Array) -> _Direction:
+    """All directions' problems as tracers see them, (lanes, directions)."""
+    return jax.tree.map(lambda *a: jnp.stack(a, 1), *(_prepare(query, args, d) for d in directions(query.adjacency)))
+
+
+def _answer_linear(query: _Query, *args: jax.Array) -> tuple:
+    """The traced query where the contour's answers, (lanes, directions, 6), and their slopes by parameters are known."""
+    *numbers, found, slopes = args
+    args = tuple(numbers)
+    found, slopes = (jnp.moveaxis(a, 1, 0).reshape((-1, a.shape[-1])) for a in (found, slopes))
+
+    def solve_contour(settings, problem, given, skip):
+        answer = _lanes.Answer(*found.T)
+        at = _lanes.moving(problem, given)
+        moved = jnp.sum(slopes * (at - jax.lax.stop_gradient(at)), 1)
+        yes = lambda flags: flags > 0
+        return answer._replace(
+            estimate=answer.estimate + moved, converged=yes(answer.converged), cancelled=yes(answer.cancelled)
+        )
+
+    return _poisoned(_answer(query, args, lambda s, p, g, skip: _closed_form(s, p, g), solve_contour), args)
 
 
 def _answer_by_laws(query: _Query, *args: Any) -> tuple:

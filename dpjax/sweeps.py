@@ -373,55 +373,69 @@ def _answer(job: _Job, group: _rows.Group, first: int, arrays: dict, errors: dic
 
 def _asked(job: _Job, group: _rows.Group) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for given, values in job.given.items():
-        name, question = ASKED[given], values[group.rows[0]] if group.single else values[group.rows]
-        if name == "false_negative_rate":
-            found[name] = tradeoff(group.record, question, adjacency=job.options["adjacency"])
-            nodes = np.zeros(group.rows.size)
+    for given in job.given:
+        name = ASKED[given]
+        if job.gradients and _differentiates_numbers(job, given, group):
+            answer, slopes = _with_slopes(job, given, group, group.rows)
         else:
-            bounds = _query(name)(group.record, **{given: question}, **job.options)
-            found |= dict(
-                zip((name + end for end in _ENDS), (bounds.upper, bounds.lower, bounds.estimate), strict=True)
-            )
-            found |= {name + "_status": bounds.status, name + "_method": bounds.method}
-            nodes = np.atleast_1d(bounds.nodes)
-        if job.gradients:
-            slopes = _slopes(job, given, group, nodes)
-            found |= {f"d_{name}_d_{parameter}": slope for parameter, slope in slopes.items()}
+            answer, slopes = _question(job, given, group.record, group, group.rows), {}
+            if job.gradients:
+                slopes = _slopes(job, given, group, getattr(answer, "nodes", 0.0))
+        if name == "false_negative_rate":
+            found[name] = answer
+        else:
+            ends = (answer.upper, answer.lower, answer.estimate)
+            found |= dict(zip((name + end for end in _ENDS), ends, strict=True))
+            found |= {name + "_status": answer.status, name + "_method": answer.method}
+        found |= {f"d_{name}_d_{parameter}": slope for parameter, slope in slopes.items()}
     return found
 
 
-def _query(name: str) -> Callable:
-    return accounting.epsilon_bounds if name == "epsilon" else accounting.delta_bounds
+def _question(job: _Job, given: str, record: Mechanism, group: _rows.Group, rows: np.ndarray) -> Any:
+    """What is asked about ``record``, of these rows of ``group``: ``Bounds``, or false-negative rates."""
+    question = job.given[given][rows[0] if group.single else rows]
+    if ASKED[given] == "false_negative_rate":
+        return tradeoff(record, question, adjacency=job.options["adjacency"])
+    query = accounting.epsilon_bounds if ASKED[given] == "epsilon" else accounting.delta_bounds
+    return query(record, **{given: question}, **job.options)
 
 
-def _slopes(job: _Job, given: str, group: _rows.Group, nodes: np.ndarray) -> dict[str, np.ndarray]:
+def _differentiates_numbers(job: _Job, given: str, group: _rows.Group) -> bool:
+    """Whether derivatives come with the answers, from the same work."""
+    here = job.options["precision"] == "float64" and job.options["method"] in ("auto", "contour")
+    return here and ASKED[given] != "false_negative_rate" and composition.all_gaussian(group.record)
+
+
+def _with_slopes(job: _Job, given: str, group: _rows.Group, rows: np.ndarray) -> tuple[Any, dict[str, Any]]:
+    """(the answer, its derivatives by the parameters) of these rows of ``group``."""
+    part = {name: column[rows] for name, column in job.columns.items()}
+    moving = {name: part.pop(name).astype(np.float64) for name in job.gradients}
+
+    def total(moving: dict) -> tuple:
+        whole = part | moving
+        if group.single:
+            record = job.make(**{name: x[0] for name, x in whole.items()})
+        else:
+            record = _rows.vectorised(job.make, whole)
+        answer = _question(job, given, record, group, rows)
+        return getattr(answer, "estimate", answer).sum(), answer
+
+    with jax.enable_x64(True):
+        slopes, answer = jax.grad(total, has_aux=True)(moving)
+    return answer, {name: np.asarray(slope) for name, slope in slopes.items()}
+
+
+def _slopes(job: _Job, given: str, group: _rows.Group, nodes: Any) -> dict[str, np.ndarray]:
     """The derivatives of an answer by the parameters, beside others that need as many nodes."""
     rows = group.rows
     slopes = {name: np.full(rows.size, np.nan) for name in job.gradients}
-    order = np.argsort(nodes, kind="stable")
+    order = np.argsort(np.broadcast_to(nodes, rows.shape), kind="stable")
     size = 1 if group.single else _GRADIENT_LANES if rows.size > 32 else 32
     for start in range(0, rows.size, size):
         piece = order[start : start + size]
-        index = rows[np.concatenate([piece, np.repeat(piece[:1], size - piece.size)])]
-        part = {name: column[index] for name, column in job.columns.items()}
-        moving = {name: part.pop(name).astype(np.float64) for name in job.gradients}
-        question = job.given[given][index]
-
-        def total(moving: dict, part: dict = part, question: np.ndarray = question) -> Any:
-            if group.single:
-                row = {name: x[0] for name, x in (part | moving).items()}
-                record, asked = job.make(**row), question[0]
-            else:
-                record, asked = _rows.vectorised(job.make, part | moving), question
-            if ASKED[given] == "false_negative_rate":
-                return tradeoff(record, asked, adjacency=job.options["adjacency"]).sum()
-            return _query(ASKED[given])(record, **{given: asked}, **job.options).estimate.sum()
-
-        with jax.enable_x64(True):
-            found = jax.grad(total)(moving)
-        for name in job.gradients:
-            slopes[name][piece] = np.asarray(found[name])[: piece.size]
+        found = _with_slopes(job, given, group, rows[np.concatenate([piece, np.repeat(piece[:1], size - piece.size)])])
+        for name, slope in found[1].items():
+            slopes[name][piece] = slope[: piece.size]
     return slopes
 
 

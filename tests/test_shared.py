@@ -15,6 +15,12 @@ DIRECTIONS = {"remove": Adjacency.REMOVE, "add": Adjacency.ADD}
 COPIES = 16
 
 
+@pytest.fixture(autouse=True)
+def batches_of_512(monkeypatch):
+    """Are shared here, so that the tests need no larger ones."""
+    monkeypatch.setattr(_shared, "_LEAST", 512)
+
+
 @pytest.fixture
 def shared(monkeypatch):
     """The answers of lanes that were solved together, so far."""
@@ -22,8 +28,9 @@ def shared(monkeypatch):
     solve = _shared.solve
 
     def spy(*args):
-        seen.append(jax.tree.map(np.copy, solve(*args)))
-        return jax.tree.map(np.copy, seen[-1])
+        answer, slopes = solve(*args)
+        seen.append(jax.tree.map(np.copy, answer))
+        return jax.tree.map(np.copy, answer), slopes
 
     monkeypatch.setattr(_shared, "solve", spy)
     return seen
@@ -142,3 +149,23 @@ def test_a_lane_left_over_is_finished_alone(monkeypatch):
     assert called and called[0] > 0
     assert (bounds.status == dpjax.Status.CONVERGED).all()
     np.testing.assert_array_equal(bounds.upper[:32], bounds.upper[32:64])
+
+
+@pytest.mark.parametrize("asked", ["epsilon", "delta"])
+def test_derivatives_agree_with_those_of_lanes_alone(shared, monkeypatch, asked):
+    sigma, q = np.repeat([0.8, 2.0], 256), np.repeat([0.02, 0.01], 256)
+    k = np.tile(np.round(np.geomspace(100, 3000, 16)), 32)
+    given = np.tile(np.repeat([1e-7, 1e-5], 16), 16) if asked == "epsilon" else np.tile(np.repeat([0.2, 0.4], 16), 16)
+    query = dpjax.epsilon if asked == "epsilon" else dpjax.log_delta
+    options = {"rtol": 1e-7, "adjacency": Adjacency.REMOVE}
+    total = lambda sigma, q, k, given: query(dpsgd(sigma, q, k), given, **options).sum()
+    slopes = lambda rows: jax.grad(total, argnums=(0, 1, 2, 3))(
+        *(jax.numpy.asarray(a[rows]) for a in (sigma, q, k, given))
+    )
+    with jax.enable_x64(True):
+        together = slopes(slice(None))
+        assert len(shared) == 1 and shared[0].converged.mean() > 0.9
+        alone(monkeypatch)
+        some = slice(None, None, 16)
+        for ours, theirs in zip(together, slopes(some), strict=True):
+            np.testing.assert_allclose(ours[some], theirs, rtol=1e-5)
