@@ -385,7 +385,7 @@ schedule = padded(lambda p, e: levy.solve(p, e, unknown="delta"))
 # epsilon
 
 
-@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("direction", [pytest.param("remove", marks=pytest.mark.slow), "add"])
 def test_epsilon(direction):
     p, exact, log_delta, rows = epsilon_rows(direction)
     found = epsilon(p, log_delta)
@@ -478,7 +478,7 @@ def test_no_complex_numbers():
 LIGHT = [r for r in table("psg", "rows") if 1e-6 < r["delta"] < 0.1 and r["steps"] >= 100 and 0.1 < r["epsilon"] < 20]
 
 
-@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("direction", [pytest.param("remove", marks=pytest.mark.slow), "add"])
 def test_bracket_holds_the_truth_and_the_estimate_is_close(direction):
     rows = [r for r in LIGHT if r["direction"] == direction][:4]
     sigma, q, k, eps, delta = (np.array([float(r[f]) for r in rows]) for f in (*FIELDS, "epsilon", "delta"))

@@ -121,7 +121,7 @@ def test_two_ways_agree(shared, monkeypatch, make, families, members, seed):
         np.testing.assert_allclose(ours.estimate[both], theirs.estimate[both], rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize(("sigma", "q"), [(14.6, 1.25e-6), (10.7, 4.08e-5)])
+@pytest.mark.parametrize(("sigma", "q"), [pytest.param(14.6, 1.25e-6, marks=pytest.mark.slow), (10.7, 4.08e-5)])
 def test_tilts_beyond_the_ladder_are_left_to_lanes_alone(shared, sigma, q):
     k = np.round(np.geomspace(10, 1e6, 512))
     eps = np.tile([0.0, 7.65e-5, 1.96e-4, -0.0263], 128)
