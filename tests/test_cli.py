@@ -94,6 +94,34 @@ class TestAnswers:
         assert "0.004266666667 = 256 / 60000" in out
         assert "14063 = ceil(60 * 60000 / 256)" in out
 
+    def test_gradient_accumulation(self, dp):
+        parts = ["--micro-batch-size", "32", "--accumulation-steps", "8"]
+        _, whole, _ = dp("epsilon", *TRAINING, "--delta", "1e-5", "--json")
+        _, out, _ = dp("epsilon", *TRAINING[:4], *parts, *TRAINING[6:], "--delta", "1e-5", "--json")
+        assert json.loads(out)["epsilon"] == json.loads(whole)["epsilon"]
+        assert json.loads(out)["inputs"].items() >= {"batch_size": 256, "micro_batch_size": 32}.items()
+
+    @pytest.mark.parametrize(
+        "argv",
+        [
+            ["epsilon", *TRAINING[:2], "--delta", "1e-5"],
+            ["delta", *TRAINING[:2], "--epsilon", "2"],
+            ["calibrate", "--epsilon", "2", "--delta", "1e-5"],
+            ["compare", *TRAINING[:2], "--delta", "1e-5"],
+            ["plot", "profile", *TRAINING[:2], "--out", "a.png"],
+            ["sweep", *TRAINING[:2], "--delta", "1e-5"],
+        ],
+        ids=lambda argv: argv[0],
+    )
+    def test_every_command_takes_training_terms(self, dp, argv):
+        for terms, says in (
+            ([*TRAINING[2:], "--accumulation-steps", "8"], "which batch is meant? --batch-size"),
+            ([*TRAINING[2:4], *TRAINING[6:], "--accumulation-steps", "8"], "--micro-batch-size is missing"),
+            ([*TRAINING[2:4], "--micro-batch-size", "8"], "--accumulation-steps and --epochs are missing"),
+        ):
+            status, out, err = dp(*argv, *terms)
+            assert (status, out, err.count("\n")) == (2, "", 1) and says in err
+
     def test_training_terms_are_exact(self):
         assert math.ceil(1.1 * 50000 / 500) == 111  # what floating point makes of 110 steps
         run = _options.setting(1.0, dataset_size=50000, batch_size=500, epochs=Fraction("1.1"))

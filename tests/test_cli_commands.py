@@ -55,6 +55,7 @@ def test_help_shows_what_can_be_copied(dp, command, monkeypatch):
 
 
 class TestSweep:
+    terms = ["--dataset-size", "60000", "--batch-size", "256", "--epochs", "60"]
     grid = ["--sampling-probability", "1", "--steps", "1,4", "--noise-multiplier", "1:4:3:log"]
 
     def test_prints_csv(self, dp):
@@ -65,6 +66,31 @@ class TestSweep:
             record = dpjax.dpsgd(float(row["noise_multiplier"]), 1.0, int(row["steps"]))
             assert float(row["epsilon"]) == pytest.approx(dpjax.epsilon(record, 1e-5), rel=1e-9)
             assert float(row["epsilon"]) >= dpjax.epsilon_bounds(record, 1e-5).lower
+
+    @pytest.mark.parametrize(
+        "batch", [["--batch-size", "600,1200"], ["--micro-batch-size", "75,150", "--accumulation-steps", "8"]]
+    )
+    def test_training_terms_are_those_of_the_library(self, dp, batch):
+        """0.1 more than 1.6 is a float above 1.7, which would be a step more."""
+        arguments = ["--noise-multiplier", "2,4", "--dataset-size", "6e4", *batch, "--epochs", "1:2:11"]
+        status, out, _ = dp("sweep", *arguments, "--delta", "1e-5", "--gradients", "--json")
+        table = json.loads(out)
+        assert status == 0 and len(table["epsilon"]) == 2 * 2 * 11 and set(table["error"]) == {""}
+        assert (table["steps"][7], table["steps"][18]) == (170, 85)
+        run = dpjax.dpsgd_from_training(60000, 1200, 1.7, 2.0)
+        assert table["epsilon"][18] == pytest.approx(dpjax.epsilon(run, 1e-5), rel=1e-6)
+        assert table["sampling_probability"][18] == run.sampling_probability
+        slope = jax.grad(lambda s: dpjax.epsilon(dpjax.dpsgd(s, 0.02, 85), 1e-5))(2.0)
+        assert table["d_epsilon_d_noise_multiplier"][18] == pytest.approx(float(slope), rel=1e-4)
+
+    def test_configurations_in_training_terms(self, dp, tmp_path):
+        path = tmp_path / "runs.csv"
+        path.write_text("batch_size,epochs\n600,1\n1200,1.1\n")
+        given = ["--noise-multiplier", "2", "--dataset-size", "60000", "--delta", "1e-5"]
+        _, out, _ = dp("sweep", "--configurations", path, *given)
+        assert [row["steps"] for row in csv.DictReader(io.StringIO(out))] == ["100", "55"]
+        status, _, err = dp("sweep", "--configurations", path, *given[:-1], "1e-5,1e-6,1e-7")
+        assert status == 2 and "rows" in err and err.count("\n") == 1
 
     def test_json_and_delta(self, dp):
         _, out, _ = dp("sweep", *self.grid, "--epsilon", "0.5,1", "--json")
@@ -96,6 +122,10 @@ class TestSweep:
             ([*grid], "either --delta or --epsilon"),
             ([*grid[:-1], "1:2", "--delta", "1e-5"], "'1:2' is not a number"),
             ([*grid[:-1], "x", "--delta", "1e-5"], "'x' is not a number"),
+            ([*grid[:-1], "1:inf:3", "--delta", "1e-5"], "'1:inf:3' is not a number"),
+            ([*grid, *terms, "--delta", "1e-5"], "not --sampling-probability with the latter"),
+            (["--noise-multiplier", "1", *terms[:-2], "--delta", "1e-5"], "--epochs is missing"),
+            (["--noise-multiplier", "1", *terms[:3], "70000", *terms[4:], "--delta", "1e-5"], "--batch-size 70000"),
             ([*grid, "--delta", "1e-5", "--resume"], "--resume belongs to --out"),
             ([*grid, "--delta", "2"], "delta"),
         ],

@@ -12,11 +12,14 @@ from dpjax.cli._options import (
     ADJACENCIES,
     DIRECT,
     TARGET,
+    TERMS,
+    AccumulationSteps,
     AdjacencyName,
     AsJson,
     BatchSize,
     DatasetSize,
     Epochs,
+    MicroBatchSize,
     NoCache,
     Probability,
     Steps,
@@ -55,6 +58,8 @@ def calibrate(
     steps: Steps = None,
     dataset_size: DatasetSize = None,
     batch_size: BatchSize = None,
+    micro_batch_size: MicroBatchSize = None,
+    accumulation_steps: AccumulationSteps = None,
     epochs: Epochs = None,
     epsilon: Annotated[
         float | None, typer.Option(metavar="NUMBER", help="The target epsilon, at a delta.", rich_help_panel=TARGET)
@@ -89,10 +94,13 @@ def calibrate(
         "noise_multiplier": noise_multiplier, "sampling_probability": sampling_probability, "steps": steps,
     }  # fmt: skip
     run = None
-    if any(x is not None for x in (dataset_size, batch_size, epochs)):
+    if any(x is not None for x in (dataset_size, batch_size, epochs, micro_batch_size, accumulation_steps)):
         if noise_multiplier is not None:
-            raise ValueError("--noise-multiplier is what is found from --dataset-size, --batch-size and --epochs.")
-        run = setting(math.nan, sampling_probability, steps, dataset_size, batch_size, epochs)
+            raise ValueError(f"--noise-multiplier is what is found from {listed(map(option, TERMS[:3]))}.")
+        run = setting(
+            math.nan, sampling_probability, steps, dataset_size=dataset_size, batch_size=batch_size, epochs=epochs,
+            micro_batch_size=micro_batch_size, accumulation_steps=accumulation_steps,
+        )  # fmt: skip
         known |= {"sampling_probability": run.sampling_probability, "steps": run.steps}
     free = [name for name, value in known.items() if value is None]
     if len(free) != 1:

@@ -10,10 +10,12 @@ from dpjax.cli import _process
 from dpjax.cli._app import app
 from dpjax.cli._options import (
     QUERY,
+    AccumulationSteps,
     AsJson,
     BatchSize,
     DatasetSize,
     Epochs,
+    MicroBatchSize,
     NoCache,
     Noise,
     Probability,
@@ -38,6 +40,8 @@ def compare(
     steps: Steps = None,
     dataset_size: DatasetSize = None,
     batch_size: BatchSize = None,
+    micro_batch_size: MicroBatchSize = None,
+    accumulation_steps: AccumulationSteps = None,
     epochs: Epochs = None,
     delta: Annotated[
         float, typer.Option(show_default=False, metavar="NUMBER", help="The delta.", rich_help_panel=QUERY)
@@ -46,7 +50,10 @@ def compare(
     no_cache: NoCache = False,
 ) -> None:
     """The epsilon of a DP-SGD run beside what other ways of accounting say, add-or-remove-one."""
-    run = setting(noise_multiplier, sampling_probability, steps, dataset_size, batch_size, epochs)
+    run = setting(
+        noise_multiplier, sampling_probability, steps, dataset_size=dataset_size, batch_size=batch_size, epochs=epochs,
+        micro_batch_size=micro_batch_size, accumulation_steps=accumulation_steps,
+    )  # fmt: skip
     suspicion.question_delta(delta, dataset_size)
     _process.configure_jax(no_cache)
     import dpjax

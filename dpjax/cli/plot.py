@@ -12,10 +12,12 @@ from dpjax.cli._options import (
     ADJACENCIES,
     OUTPUT,
     QUERY,
+    AccumulationSteps,
     AdjacencyName,
     BatchSize,
     DatasetSize,
     Epochs,
+    MicroBatchSize,
     NoCache,
     Probability,
     Steps,
@@ -51,6 +53,8 @@ def plot(
     steps: Steps = None,
     dataset_size: DatasetSize = None,
     batch_size: BatchSize = None,
+    micro_batch_size: MicroBatchSize = None,
+    accumulation_steps: AccumulationSteps = None,
     epochs: Epochs = None,
     delta: Annotated[
         float | None, typer.Option(metavar="NUMBER", help="Of the epsilons, for steps.", rich_help_panel=QUERY)
@@ -65,7 +69,10 @@ def plot(
         raise ValueError("steps needs --delta and a DP-SGD run.")
     run = None
     if noise_multiplier is not None:
-        run = setting(noise_multiplier, sampling_probability, steps, dataset_size, batch_size, epochs)
+        run = setting(
+            noise_multiplier, sampling_probability, steps, dataset_size=dataset_size, batch_size=batch_size, epochs=epochs,
+            micro_batch_size=micro_batch_size, accumulation_steps=accumulation_steps,
+        )  # fmt: skip
     suspicion.question_delta(delta, dataset_size)
     _process.configure_jax(no_cache)
     import numpy as np

@@ -10,6 +10,7 @@ from dpjax.cli._options import (
     ADJACENCIES,
     METHODS,
     QUERY,
+    AccumulationSteps,
     AdjacencyName,
     AsJson,
     AsStatement,
@@ -17,6 +18,7 @@ from dpjax.cli._options import (
     DatasetSize,
     Epochs,
     MethodName,
+    MicroBatchSize,
     NoCache,
     Noise,
     Probability,
@@ -48,6 +50,8 @@ def epsilon(
     steps: Steps = None,
     dataset_size: DatasetSize = None,
     batch_size: BatchSize = None,
+    micro_batch_size: MicroBatchSize = None,
+    accumulation_steps: AccumulationSteps = None,
     epochs: Epochs = None,
     delta: Annotated[
         float | None,
@@ -65,7 +69,10 @@ def epsilon(
     no_cache: NoCache = False,
 ) -> None:
     """The certified epsilon of a DP-SGD run at a given delta."""
-    run = setting(noise_multiplier, sampling_probability, steps, dataset_size, batch_size, epochs)
+    run = setting(
+        noise_multiplier, sampling_probability, steps, dataset_size=dataset_size, batch_size=batch_size, epochs=epochs,
+        micro_batch_size=micro_batch_size, accumulation_steps=accumulation_steps,
+    )  # fmt: skip
     _answer(run, target(delta=delta, log_delta=log_delta), adjacency, method, rtol, as_json, statement, no_cache)
 
 
@@ -77,6 +84,8 @@ def delta(
     steps: Steps = None,
     dataset_size: DatasetSize = None,
     batch_size: BatchSize = None,
+    micro_batch_size: MicroBatchSize = None,
+    accumulation_steps: AccumulationSteps = None,
     epochs: Epochs = None,
     epsilon: Annotated[
         float,
@@ -90,7 +99,10 @@ def delta(
     no_cache: NoCache = False,
 ) -> None:
     """The certified delta of a DP-SGD run at a given epsilon."""
-    run = setting(noise_multiplier, sampling_probability, steps, dataset_size, batch_size, epochs)
+    run = setting(
+        noise_multiplier, sampling_probability, steps, dataset_size=dataset_size, batch_size=batch_size, epochs=epochs,
+        micro_batch_size=micro_batch_size, accumulation_steps=accumulation_steps,
+    )  # fmt: skip
     _answer(run, {"epsilon": epsilon}, adjacency, method, rtol, as_json, statement, no_cache)
 
 
