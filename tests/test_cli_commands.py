@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
@@ -152,7 +153,24 @@ class TestCompose:
         assert dp("compose", toml)[0] == dp("compose", "missing.toml", "--delta", "1e-5")[0] == 2
 
 
-@pytest.mark.slow
+def test_compare_prints_its_answer_and_nothing_else(dp, caplog):
+    """dp_accounting logs what it thinks of each of its orders; here it leaves some out."""
+    pytest.importorskip("dp_accounting")
+    run = ["--noise-multiplier", "1", "--sampling-probability", "0.1", "--steps", "5"]
+    status, out, err = dp("compare", *run, "--delta", "1e-300", "--json")
+    assert (status, err, caplog.text) == (0, "", "")
+    found = json.loads(out)["epsilon"]
+    assert found["dpjax, certified"] < found["Renyi accountant"] < found["advanced composition"]
+    assert "dp_accounting, RDP" in found
+
+
+def test_compare_does_not_wait_for_what_takes_minutes(dp, monkeypatch):
+    monkeypatch.setattr("dpjax.cli.compare._PATIENCE", 1.0)
+    status, out, err = dp("compare", *RUN, "--delta", "1e-5")
+    assert status == 0 and "Renyi accountant" in out and "dp accounting" not in out
+    assert "dp_accounting is left out" in err or not find_spec("dp_accounting")
+
+
 def test_compare(dp):
     status, out, _ = dp("compare", *RUN, "--delta", "1e-5", "--json")
     found = json.loads(out)["epsilon"]
