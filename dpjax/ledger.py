@@ -304,7 +304,8 @@ def _record(data: Any, at: str) -> Mechanism:
         record = cls(**values)
         return SelfComposed(record, _value(data["count"], False, f"{at}.count")) if repeated else record
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise ValueError(str(error) if str(error).startswith(at) else f"{at}: {error}") from None
+        placed = str(error).startswith((f"{at}:", f"{at}.", f"{at}["))
+        raise ValueError(str(error) if placed else f"{at}: {error}") from None
 
 
 def _value(data: Any, static: bool, at: str) -> Any:

@@ -11,6 +11,7 @@ import time
 from fractions import Fraction
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -191,7 +192,7 @@ BAD = {
     "endless steps": (["epsilon", *DIRECT[:4], "--steps", "1e999999999", "--delta", "1e-5"], "not a finite number"),
     "delta": (["epsilon", *DIRECT, "--delta", "1.5"], "delta = 1.5"),
     "epsilon": (["delta", *DIRECT, "--epsilon", "nan"], "epsilon = nan"),
-    "word for a number": (["epsilon", *DIRECT, "--delta", "tiny"], "--delta"),
+    "word for a number": (["epsilon", *DIRECT, "--delta", "tiny"], "'--delta': 'tiny' is not a number."),
     "adjacency": (["epsilon", *DIRECT, "--delta", "1e-5", "--adjacency", "swap"], "replace_one"),
     "method": (["epsilon", *DIRECT, "--delta", "1e-5", "--method", "magic"], "contour"),
     "batch": (
@@ -228,6 +229,19 @@ def test_bad_input_is_one_line_and_status_2(dp, case):
     assert err.startswith("dpjax: ")
     assert err.count("\n") == 1
     assert says in err
+
+
+def test_every_number_is_refused_in_these_words(dp):
+    """Whatever the option: its name, what was given, and what is allowed."""
+    kinds = {"NUMBER": ("a number.", "a finite number."), "COUNT": ("a finite number.",)}
+    commands = typer.main.get_command(cli.app).commands
+    asked = [
+        (name, p.opts[0], kinds[p.metavar]) for name in commands for p in commands[name].params if p.metavar in kinds
+    ]
+    assert len(asked) > 40
+    for name, flag, words in asked:
+        status, _, err = dp(name, flag, "x,y")
+        assert status == 2 and err in [f"dpjax: Invalid value for '{flag}': 'x,y' is not {word}\n" for word in words]
 
 
 class TestRounded:

@@ -26,6 +26,14 @@ def exact(text: str) -> Fraction:
     return Fraction(text) if size else Fraction(0)  # Fraction("1e-999999999") would never return
 
 
+def number(text: str) -> float:
+    """A number, "inf" included; what is allowed is said where it is used."""
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number.") from None
+
+
 def whole(text: str) -> int:
     number = exact(text)
     if number.denominator != 1 or number < 0:
@@ -53,6 +61,7 @@ Noise = Annotated[
     float,
     typer.Option(
         show_default=False,
+        parser=number,
         metavar="NUMBER",
         help="Standard deviation of the noise over the clipping norm.",
         rich_help_panel=DIRECT,
@@ -61,6 +70,7 @@ Noise = Annotated[
 Probability = Annotated[
     float | None,
     typer.Option(
+        parser=number,
         metavar="NUMBER",
         help="Probability of each record to be in a batch; 1 means no sampling.",
         rich_help_panel=DIRECT,
@@ -127,7 +137,7 @@ MethodName = Annotated[
 ]
 Tolerance = Annotated[
     float,
-    typer.Option(metavar="NUMBER", help="Relative tolerance on delta.", rich_help_panel=QUERY),
+    typer.Option(parser=number, metavar="NUMBER", help="Relative tolerance on delta.", rich_help_panel=QUERY),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT)]
 AsStatement = Annotated[

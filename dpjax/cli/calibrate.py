@@ -24,6 +24,7 @@ from dpjax.cli._options import (
     Probability,
     Steps,
     listed,
+    number,
     option,
     setting,
 )
@@ -49,6 +50,7 @@ def calibrate(
     noise_multiplier: Annotated[
         float | None,
         typer.Option(
+            parser=number,
             metavar="NUMBER",
             help="Standard deviation of the noise over the clipping norm.",
             rich_help_panel=DIRECT,
@@ -62,27 +64,45 @@ def calibrate(
     accumulation_steps: AccumulationSteps = None,
     epochs: Epochs = None,
     epsilon: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="The target epsilon, at a delta.", rich_help_panel=TARGET)
+        float | None,
+        typer.Option(parser=number, metavar="NUMBER", help="The target epsilon, at a delta.", rich_help_panel=TARGET),
     ] = None,
     delta: Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="The delta of the target; there is no default.", rich_help_panel=TARGET),
+        typer.Option(
+            parser=number,
+            metavar="NUMBER",
+            help="The delta of the target; there is no default.",
+            rich_help_panel=TARGET,
+        ),
     ] = None,
     log_delta: Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="Its natural logarithm, where delta underflows.", rich_help_panel=TARGET),
+        typer.Option(
+            parser=number,
+            metavar="NUMBER",
+            help="Its natural logarithm, where delta underflows.",
+            rich_help_panel=TARGET,
+        ),
     ] = None,
     advantage: Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="The target: a membership attack's advantage.", rich_help_panel=TARGET),
+        typer.Option(
+            parser=number, metavar="NUMBER", help="The target: a membership attack's advantage.", rich_help_panel=TARGET
+        ),
     ] = None,
     tpr: Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="The target: an attack's true-positive rate ...", rich_help_panel=TARGET),
+        typer.Option(
+            parser=number,
+            metavar="NUMBER",
+            help="The target: an attack's true-positive rate ...",
+            rich_help_panel=TARGET,
+        ),
     ] = None,
     fpr: Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="... at this false-positive rate.", rich_help_panel=TARGET),
+        typer.Option(parser=number, metavar="NUMBER", help="... at this false-positive rate.", rich_help_panel=TARGET),
     ] = None,
     adjacency: AdjacencyName = ADJACENCIES[0],
     as_json: AsJson = False,

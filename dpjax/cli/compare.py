@@ -22,6 +22,7 @@ from dpjax.cli._options import (
     Probability,
     Setting,
     Steps,
+    number,
     setting,
 )
 from dpjax.cli._print import note, print_json, print_table, rounded
@@ -47,7 +48,8 @@ def compare(
     accumulation_steps: AccumulationSteps = None,
     epochs: Epochs = None,
     delta: Annotated[
-        float, typer.Option(show_default=False, metavar="NUMBER", help="The delta.", rich_help_panel=QUERY)
+        float,
+        typer.Option(show_default=False, parser=number, metavar="NUMBER", help="The delta.", rich_help_panel=QUERY),
     ],
     as_json: AsJson = False,
     no_cache: NoCache = False,
@@ -93,9 +95,8 @@ def _renyi(run: Setting, delta: float) -> float:
     import jax
     import jax.numpy as jnp
 
-    from dpjax.adaptive._renyi import (
-        poisson_gaussian_renyi,
-    )  # dpjax.renyi is for any mechanism, and compiles for a minute
+    # dpjax.renyi is for any mechanism, and compiles for most of a minute
+    from dpjax.adaptive._renyi import poisson_gaussian_renyi
     from dpjax.conversions import rdp_to_dp
 
     with jax.enable_x64(True):

@@ -21,6 +21,7 @@ from dpjax.cli._options import (
     NoCache,
     Probability,
     Steps,
+    number,
     setting,
     word,
 )
@@ -48,7 +49,9 @@ def plot(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="A ledger (see compose), instead of a DP-SGD run."),
     ] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(metavar="NUMBER", help="As for epsilon.")] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(parser=number, metavar="NUMBER", help="As for epsilon.")
+    ] = None,
     sampling_probability: Probability = None,
     steps: Steps = None,
     dataset_size: DatasetSize = None,
@@ -57,7 +60,8 @@ def plot(
     accumulation_steps: AccumulationSteps = None,
     epochs: Epochs = None,
     delta: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="Of the epsilons, for steps.", rich_help_panel=QUERY)
+        float | None,
+        typer.Option(parser=number, metavar="NUMBER", help="Of the epsilons, for steps.", rich_help_panel=QUERY),
     ] = None,
     adjacency: AdjacencyName = ADJACENCIES[0],
     no_cache: NoCache = False,

@@ -25,6 +25,7 @@ from dpjax.cli._options import (
     Setting,
     Steps,
     Tolerance,
+    number,
     setting,
     target,
 )
@@ -55,11 +56,18 @@ def epsilon(
     epochs: Epochs = None,
     delta: Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="The delta to answer for; there is no default.", rich_help_panel=QUERY),
+        typer.Option(
+            parser=number, metavar="NUMBER", help="The delta to answer for; there is no default.", rich_help_panel=QUERY
+        ),
     ] = None,
     log_delta: Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="Its natural logarithm, where delta underflows.", rich_help_panel=QUERY),
+        typer.Option(
+            parser=number,
+            metavar="NUMBER",
+            help="Its natural logarithm, where delta underflows.",
+            rich_help_panel=QUERY,
+        ),
     ] = None,
     adjacency: AdjacencyName = ADJACENCIES[0],
     method: MethodName = METHODS[0],
@@ -89,7 +97,13 @@ def delta(
     epochs: Epochs = None,
     epsilon: Annotated[
         float,
-        typer.Option(show_default=False, metavar="NUMBER", help="The epsilon to answer for.", rich_help_panel=QUERY),
+        typer.Option(
+            show_default=False,
+            parser=number,
+            metavar="NUMBER",
+            help="The epsilon to answer for.",
+            rich_help_panel=QUERY,
+        ),
     ],
     adjacency: AdjacencyName = ADJACENCIES[0],
     method: MethodName = METHODS[0],

@@ -23,6 +23,7 @@ from dpjax.cli._options import (
     exact,
     listed,
     not_both,
+    number,
     option,
 )
 from dpjax.cli._print import print_json
@@ -164,7 +165,7 @@ def sweep(
     epsilon: Annotated[str | None, _option("The epsilon to give delta for, in the same form.", QUERY)] = None,
     adjacency: AdjacencyName = ADJACENCIES[0],
     rtol: Annotated[
-        float, typer.Option(metavar="NUMBER", help="Relative tolerance on delta.", rich_help_panel=QUERY)
+        float, typer.Option(parser=number, metavar="NUMBER", help="Relative tolerance on delta.", rich_help_panel=QUERY)
     ] = 1e-6,
     gradients: Annotated[
         bool, typer.Option("--gradients", help="Add the derivatives by each parameter.", rich_help_panel=QUERY)
