@@ -30,6 +30,16 @@ class Adjacency(enum.Enum):
     REMOVE = "remove"
 
 
+def require_adjacency(x: Any) -> None:
+    """Raises ValueError unless ``x`` is an ``Adjacency``; words of it are told which member they mean."""
+    if isinstance(x, Adjacency):
+        return
+    word = str(getattr(x, "name", x)).lower()  # also dp_accounting's NeighboringRelation
+    meant = [a for a in Adjacency if a.value == word.replace("-", "_")]
+    allowed = f"one of {', '.join(f'Adjacency.{a.name}' for a in Adjacency)}"
+    raise ValueError(f"adjacency = {x!r}, but it must be {f'dpjax.Adjacency.{meant[0].name}' if meant else allowed}.")
+
+
 class Mechanism:
     """Base of all records. ``a + b`` composes, ``a * k`` composes k times, ``sum([...])`` works.
 
