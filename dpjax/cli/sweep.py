@@ -244,5 +244,6 @@ def _picture(table: Any, names: list[str], answer: str) -> Any:
             label = "" if value is None else f"{others[0].replace('_', ' ')} {value:g}"
             curves[label] = table[answer][rows]
             across = table[x][rows]
-        return plotting.epsilon_sweep(across, curves, x_label=x.replace("_", " "))
+        y_label = "epsilon" if "delta" in varying else f"epsilon at delta = {table['delta'][0]:g}"
+        return plotting.epsilon_sweep(across, curves, x_label=x.replace("_", " "), y_label=y_label)
     raise ValueError(f"--plot shows one or two parameters that vary; here {', '.join(varying) or 'none'} vary.")
