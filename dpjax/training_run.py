@@ -173,6 +173,7 @@ def dpsgd_from_training(
                 f"clipping_norm = {clipping_norm!r}, but noise_multiplier is relative to it already; it belongs to noise_on_mean."
             )
         suspicion.question_noise(noise_multiplier)
+        suspicion.question_order(epochs, noise_multiplier)
         return TrainingRun(terms, noise_multiplier)
     if noise_multiplier is not None:
         raise ValueError(

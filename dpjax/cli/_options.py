@@ -187,7 +187,7 @@ def setting(
         return Setting(noise_multiplier, float(sampling_probability), int(steps), {}, {})  # type: ignore[arg-type]
     not_both(name for name, value in direct.items() if value is not None)
     derived = derive(terms)
-    given = {"dataset_size": derived.dataset_size, "batch_size": derived.batch_size}
+    given: dict[str, Any] = {"dataset_size": derived.dataset_size, "batch_size": derived.batch_size}
     given |= {name: value for name, value in terms.items() if name not in TERMS[:3]}
     given["epochs"] = _training_terms.plain(derived.epochs)
     return Setting(noise_multiplier, derived.sampling_probability, derived.steps, derived.formulas, given)

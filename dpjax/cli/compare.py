@@ -65,6 +65,7 @@ def compare(
 
     step = dpjax.PoissonSampled(run.sampling_probability, dpjax.Gaussian(run.noise_multiplier))
     bounds = dpjax.epsilon_bounds(step * run.steps, delta)
+    suspicion.question_zero(delta, bounds.upper)
     found: dict[str, Any] = {
         "dpjax, certified": float(bounds.upper),
         "at least, certified": float(bounds.lower),

@@ -103,7 +103,7 @@ def _grid(parameters: dict[str, Any], questions: dict[str, Any], configurations:
     return grid
 
 
-def _derived(grid: dict[str, list[float]], mode: str) -> dict[str, list[float]]:
+def _derived(grid: dict[str, Any], mode: str) -> dict[str, Any]:
     """Rows in terms of training, with the sampling probability and the steps of each."""
     import numpy as np
 

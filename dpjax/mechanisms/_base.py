@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from dpjax import _validate
+from dpjax import _validate, suspicion
 from dpjax._pytree import node, static
 
 
@@ -65,6 +65,8 @@ class Mechanism:
             raise TypeError(f"{count!r} as a count: write np.array({count!r}) for a batch, one entry for each count.")
         if isinstance(count, Mechanism | str | bytes | bool | dict):
             return NotImplemented
+        if not any(map(_validate.is_traced, jax.tree.leaves(self))):  # part of a traced computation is no input
+            suspicion.question_steps(count)
         return SelfComposed(self, count)
 
     __rmul__ = __mul__
