@@ -14,7 +14,7 @@ import pytest
 import dpjax
 from dpjax import cli
 from dpjax.adaptive import FilterOdometer, MixtureOdometer
-from dpjax.cli import _process
+from dpjax.cli import _process, sweep
 
 RUN = ["--noise-multiplier", "1.0", "--sampling-probability", "0.01", "--steps", "1000"]
 TOML = """
@@ -68,21 +68,40 @@ class TestSweep:
             assert float(row["epsilon"]) == pytest.approx(dpjax.epsilon(record, 1e-5), rel=1e-9)
             assert float(row["epsilon"]) >= dpjax.epsilon_bounds(record, 1e-5).lower
 
-    @pytest.mark.parametrize(
-        "batch", [["--batch-size", "600,1200"], ["--micro-batch-size", "75,150", "--accumulation-steps", "8"]]
-    )
-    def test_training_terms_are_those_of_the_library(self, dp, batch):
-        """0.1 more than 1.6 is a float above 1.7, which would be a step more."""
-        arguments = ["--noise-multiplier", "2,4", "--dataset-size", "6e4", *batch, "--epochs", "1:2:11"]
-        status, out, _ = dp("sweep", *arguments, "--delta", "1e-5", "--gradients", "--json")
-        table = json.loads(out)
-        assert status == 0 and len(table["epsilon"]) == 2 * 2 * 11 and set(table["error"]) == {""}
-        assert (table["steps"][7], table["steps"][18]) == (170, 85)
+    BATCHES = (["--batch-size", "600,1200"], ["--micro-batch-size", "75,150", "--accumulation-steps", "8"])
+
+    @pytest.mark.parametrize("batch", BATCHES)
+    def test_training_terms_are_those_of_the_library(self, dp, monkeypatch, batch):
+        asked = []
+        monkeypatch.setattr(
+            dpjax, "sweep", lambda make, grid, **options: asked.append((make, grid)) or dpjax.Table({"error": [""]})
+        )
+        arguments = ["--noise-multiplier", "2,4", "--dataset-size", "6e4", *batch, "--epochs", "1:1.7:2"]
+        assert dp("sweep", *arguments, "--delta", "1e-5")[0] == 0
+        ((make, grid),) = asked
         run = dpjax.dpsgd_from_training(60000, 1200, 1.7, 2.0)
-        assert table["epsilon"][18] == pytest.approx(dpjax.epsilon(run, 1e-5), rel=1e-6)
-        assert table["sampling_probability"][18] == run.sampling_probability
-        slope = jax.grad(lambda s: dpjax.epsilon(dpjax.dpsgd(s, 0.02, 85), 1e-5))(2.0)
-        assert table["d_epsilon_d_noise_multiplier"][18] == pytest.approx(float(slope), rel=1e-4)
+        assert grid["steps"] == [100, 170, 50, 85] * 2 and grid["sampling_probability"][3] == run.sampling_probability
+        assert repr(make(**{name: column[3] for name, column in grid.items()})) == repr(dpjax.dpsgd(2.0, 0.02, 85))
+
+    def test_a_sweep_in_training_terms(self, dp):
+        arguments = ["--noise-multiplier", "2,4", "--dataset-size", "60", "--batch-size", "60", "--epochs", "1,3"]
+        _, out, _ = dp("sweep", *arguments, "--delta", "1e-5")
+        rows = list(csv.DictReader(io.StringIO(out)))
+        assert [(row["epochs"], row["steps"]) for row in rows] == [("1", "1"), ("3", "3")] * 2
+        assert float(rows[1]["epsilon"]) == pytest.approx(dpjax.epsilon(dpjax.Gaussian(2.0) * 3, 1e-5), rel=1e-6)
+
+    @pytest.mark.slow
+    def test_gradients_in_training_terms(self, dp):
+        arguments = ["--noise-multiplier", "2", "--dataset-size", "6e4", *self.BATCHES[0], "--epochs", "1"]
+        _, out, _ = dp("sweep", *arguments, "--delta", "1e-5", "--gradients", "--json")
+        for parameter, at in (("noise_multiplier", 2.0), ("sampling_probability", 0.02), ("steps", 50.0)):
+            known = {"noise_multiplier": 2.0, "sampling_probability": 0.02, "steps": 50.0}
+            slope = jax.grad(lambda x, n=parameter, k=known: dpjax.epsilon(dpjax.dpsgd(**(k | {n: x})), 1e-5))(at)
+            assert json.loads(out)[f"d_epsilon_d_{parameter}"][1] == pytest.approx(float(slope), rel=1e-4)
+
+    def test_ranges_are_the_decimals_that_they_name(self):
+        """0.1 more than 1.6 is a float above 1.7: epochs of which would be a step more."""
+        assert sweep._values("--epochs", "1:2:11")[7] == 1.7 < np.linspace(1, 2, 11)[7]
 
     def test_configurations_in_training_terms(self, dp, tmp_path):
         path = tmp_path / "runs.csv"
