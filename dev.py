@@ -20,6 +20,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from typing import NoReturn
@@ -76,15 +77,33 @@ def docs(python, args, rest):
 def lint(python, args, rest):
     """Style and types; all of it, so that one run reports everything."""
     commands = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["pyright", "--pythonpath", python]]
-    statuses = [subprocess.call([python, "-m", *command]) for command in commands]
+    statuses = []
+    for command in commands:
+        statuses.append(subprocess.call([python, "-m", *command]))
+        if statuses[-1] < 0:
+            say_killed([python, "-m", *command], -statuses[-1])
     sys.exit(1 if any(statuses) else 0)
 
 
 def run(*command):
-    """Runs a command and exits with its status if that is not 0."""
+    """Runs a command and exits with its status if that is not 0; a signal that ended it is said, as a shell would."""
     status = subprocess.call(command)
+    if status < 0:
+        say_killed(command, -status)
+        sys.exit(128 - status)
     if status:
         sys.exit(status)
+
+
+def say_killed(command, number):
+    """Names the signal, and what most often sends it."""
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    why = " (the machine ran out of memory, or somebody stopped it)" if name == "SIGKILL" else ""
+    words = " ".join(os.path.basename(word) for word in command[:3])
+    print(f"dev.py: {words} was ended by {name}{why}; it did not finish.", file=sys.stderr, flush=True)
 
 
 def environment(extras):

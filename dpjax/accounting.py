@@ -19,7 +19,7 @@ from dpjax._chunks import in_chunks, take
 from dpjax._plan import Problem, largest_loss, log_touched
 from dpjax._special import exp, expm1, is_single, ln, logaddexp, unit
 from dpjax.laws import check_adjacency
-from dpjax.mechanisms import COMPOSITIONS, Adjacency, Mechanism, attained, known_by_parameters
+from dpjax.mechanisms import COMPOSITIONS, Adjacency, Mechanism, attained, known_by_parameters, require_adjacency
 from dpjax.pairs import REVERSE, SampledGaussianPair, directions
 
 METHODS = ("auto", "closed_form", "contour", "levy", "lattice")
@@ -292,22 +292,26 @@ def _question(mechanism: Any, number: Any, given: str) -> None:
         suspicion.question_delta(np.exp(number) if given == "log_delta" else number, records)
 
 
+def check_options(adjacency: Any, method: Any, rtol: Any, max_nodes: Any, precision: Any) -> None:
+    """Raises ValueError or TypeError unless a query can be asked with these, whatever the mechanism."""
+    require_adjacency(adjacency)
+    _validate.one_of("method", method, METHODS)
+    _validate.one_of("precision", precision, PRECISIONS)
+    _validate.in_range("rtol", _validate.number("rtol", rtol), 1e-15, 0.5)
+    _validate.in_range("max_nodes", _validate.number("max_nodes", max_nodes), 64, 65536, integral=True)
+
+
 def _ask(mechanism, number, given, answer, adjacency, method, rtol, max_nodes, precision) -> Bounds:
     if not isinstance(mechanism, Mechanism):
         raise TypeError(f"mechanism must be a dpjax mechanism; got {mechanism!r}.")
-    directions(adjacency)
-    _validate.one_of("method", method, METHODS)
-    _validate.one_of("precision", precision, PRECISIONS)
-    rtol, max_nodes = _validate.number("rtol", rtol), _validate.number("max_nodes", max_nodes)
-    _validate.in_range("rtol", rtol, 1e-15, 0.5)
-    _validate.in_range("max_nodes", max_nodes, 64, 65536, integral=True)
+    check_options(adjacency, method, rtol, max_nodes, precision)
     composition.check(mechanism)
     check_adjacency(mechanism, adjacency)
     mechanism = composition.reduced(mechanism, adjacency)
     if 0 in (*composition.batch_shape(mechanism), *np.shape(number)):
         nothing = np.zeros(composition.layout(mechanism, number).shape, precision)
         return Bounds(nothing, nothing, nothing, *(nothing.astype(np.int32),) * 3)
-    found = _found(mechanism, number, given, answer, adjacency, method, rtol, int(max_nodes), precision)
+    found = _found(mechanism, number, given, answer, adjacency, method, float(rtol), int(max_nodes), precision)
     return found if attained(mechanism, adjacency) else _one_sided(found, answer)
 
 

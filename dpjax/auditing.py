@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from dpjax import _precision, _validate
+from dpjax import _precision, _validate, suspicion
 
 
 def audit(
@@ -62,6 +62,7 @@ def audit(
     _validate.at_most("false_positives", numbers[1], "negatives", numbers[3])
     _validate.in_range("delta", numbers[4], 0.0, 1.0, high_open=True)
     _validate.in_range("confidence", numbers[5], 0.0, 1.0, low_open=True, high_open=True)
+    suspicion.question_confidence(confidence)
     shape = np.broadcast_shapes(*(x.shape for x in numbers))
     flat = [np.broadcast_to(x, shape).ravel() for x in numbers]
     return _precision.concrete(_epsilon, None, *flat).reshape(shape)[()]

@@ -56,7 +56,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax import _validate, mechanisms
-from dpjax.mechanisms import Adjacency, Composed, Mechanism, SelfComposed
+from dpjax.mechanisms import Adjacency, Composed, Mechanism, SelfComposed, require_adjacency
 from dpjax.table import atomically
 
 FORMAT = "dpjax-ledger"
@@ -95,8 +95,8 @@ def to_dict(mechanism: Mechanism, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE
       See the module. Every float is in it bit for bit; infinities are the strings ``"inf"`` and ``"-inf"``.
 
     Raises:
-      TypeError: not a mechanism, an adjacency, a text; or a field is traced.
-      ValueError: a field is out of range.
+      TypeError: not a mechanism, a text; or a field is traced.
+      ValueError: a field is out of range, or not an adjacency.
 
     Example:
       >>> import dpjax
@@ -106,8 +106,7 @@ def to_dict(mechanism: Mechanism, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE
     """
     if not isinstance(mechanism, Mechanism):
         raise TypeError(f"mechanism must be a dpjax mechanism; got {mechanism!r}.")
-    if not isinstance(adjacency, Adjacency):
-        raise TypeError(f"adjacency must be a dpjax.Adjacency; got {adjacency!r}.")
+    require_adjacency(adjacency)
     if not isinstance(note, str):
         raise TypeError(f"note must be a string; got {note!r}.")
     head = {"format": FORMAT, "version": VERSION, "adjacency": adjacency.value}
@@ -304,7 +303,8 @@ def _record(data: Any, at: str) -> Mechanism:
         record = cls(**values)
         return SelfComposed(record, _value(data["count"], False, f"{at}.count")) if repeated else record
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise ValueError(str(error) if str(error).startswith(at) else f"{at}: {error}") from None
+        placed = str(error).startswith((f"{at}:", f"{at}.", f"{at}["))
+        raise ValueError(str(error) if placed else f"{at}: {error}") from None
 
 
 def _value(data: Any, static: bool, at: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax._precision import namespace
-from dpjax.mechanisms import Adjacency, Gaussian, Mechanism, PoissonSampled
+from dpjax.mechanisms import Adjacency, Gaussian, Mechanism, PoissonSampled, require_adjacency
 
 # What an adjacency asks for: single directions, each composed on its own; the answer is the largest.
 DIRECTIONS = {
@@ -77,10 +77,7 @@ Pair = GaussianPair | SampledGaussianPair
 
 def directions(adjacency: Adjacency) -> tuple[Adjacency, ...]:
     """The single directions that ``adjacency`` stands for; the answer is the largest of theirs."""
-    if not isinstance(adjacency, Adjacency):
-        raise ValueError(
-            f"adjacency = {adjacency!r}, but it must be one of {', '.join(f'Adjacency.{a.name}' for a in Adjacency)}."
-        )
+    require_adjacency(adjacency)
     return DIRECTIONS[adjacency]
 
 

@@ -1,7 +1,8 @@
 """Pictures, one call each. Needs matplotlib (``pip install 'dpjax[plot]'``); draws without its global state or a display.
 
 Every function draws on ``ax``, or on a new figure, and returns the ``Axes``: ``ax.figure.savefig("picture.png")`` writes it. Curves
-differ in their dashes as well as in colour, so that they can be told apart in print; each is labelled where it ends.
+differ in their dashes as well as in colour, so that they can be told apart in print; each is labelled where it ends. An axis is
+logarithmic if its values are in equal ratios, or go far without being equally spaced.
 """
 
 from __future__ import annotations
@@ -66,6 +67,33 @@ def _log_ticks(axis: Any) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def _is_log(values: Any) -> bool:
+    """Whether an axis is to be logarithmic: its values were chosen in equal ratios, or go far without being equally spaced."""
+    values = np.unique(np.asarray(values, float))
+    if values.size < 2 or not (values[0] > 0 and values[-1] >= 3 * values[0] and np.isfinite(values[-1])):
+        return False
+    ratios, gaps = values[1:] / values[:-1], np.diff(values)
+    if values.size > 2 and np.ptp(gaps) < 1e-3 * gaps.mean():
+        return False
+    return bool((values.size > 2 and np.ptp(ratios) < 1e-3 * (ratios.mean() - 1)) or values[-1] > 20 * values[0])
+
+
+def _scale(axis: Any, values: Any) -> None:
+    if _is_log(values):
+        getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
+        _log_ticks(axis)
+
+
+def _edges(values: np.ndarray) -> np.ndarray:
+    """The ends of cells around ``values``, half-way on the axis that shows them."""
+    if values.size == 1:
+        return np.array([values[0] - 0.5, values[0] + 0.5])
+    x = np.log(values) if _is_log(values) else values
+    middle = (x[1:] + x[:-1]) / 2
+    ends = np.concatenate([[x[0] - (middle[0] - x[0])], middle, [x[-1] + (x[-1] - middle[-1])]])
+    return np.exp(ends) if _is_log(values) else ends
+
+
 def _named(mechanisms: Mechanism | Mapping[str, Mechanism]) -> dict[str, Mechanism]:
     return {"": mechanisms} if isinstance(mechanisms, Mechanism) else dict(mechanisms)
 
@@ -75,6 +103,7 @@ def epsilon_sweep(
     curves: Mapping[str, ArrayLike],
     *,
     x_label: str,
+    y_label: str = "epsilon",
     title: str = "",
     mark: tuple[float, float] | None = None,
     ax: Axes | None = None,
@@ -84,7 +113,8 @@ def epsilon_sweep(
     Args:
       x: the parameter on the horizontal axis, shape (n,).
       curves: label -> epsilons, each of shape (n,). Infinite ones are left out.
-      x_label: what the horizontal axis shows.
+      x_label: what the horizontal axis shows. It is logarithmic if ``x`` is in equal ratios.
+      y_label: what the vertical axis shows; say at which delta, as in ``"epsilon at delta = 1e-05"``.
       title: a line above the picture.
       mark: a point (x, epsilon) to point at.
       ax: where to draw; a new figure if None.
@@ -106,7 +136,8 @@ def epsilon_sweep(
         ax.annotate(text, mark, xytext=(0.4, 0.9), textcoords="axes fraction", arrowprops=line)
     ax.set_yscale("log")
     _log_ticks(ax.yaxis)
-    return _finish(ax, x_label, "epsilon", title)
+    _scale(ax.xaxis, x)
+    return _finish(ax, x_label, y_label, title)
 
 
 def epsilon_by_steps(
@@ -139,6 +170,7 @@ def epsilon_by_steps(
     ax, steps = _axes(ax), np.asarray(steps)
     named = _named(mechanisms)
     _curves(ax, steps, {label: accounting.epsilon(m * steps, delta, adjacency=adjacency) for label, m in named.items()})
+    _scale(ax.xaxis, steps)
     ax.set_ylim(0, None)
     return _finish(ax, "steps", f"epsilon at delta = {delta:g}", title)
 
@@ -217,6 +249,14 @@ def tradeoff(
     return _finish(ax, "false-positive rate", "false-negative rate", title)
 
 
+def _answer(table: Table, value: str, axes: tuple[str, ...]) -> str:
+    """What a column of a table shows, and for which question, if the table has one for all rows."""
+    for name in ("delta", "epsilon", "log_delta", "false_positive_rate"):
+        if name in table and name != value and name not in axes and np.unique(table[name]).size == 1:
+            return f"{value.replace('_', ' ')} at {name.replace('_', ' ')} = {table[name][0]:g}"
+    return value.replace("_", " ")
+
+
 def heat_map(
     table: Table,
     x: str,
@@ -232,7 +272,7 @@ def heat_map(
     Args:
       table: of a product grid; parameters other than ``x`` and ``y`` must have one value.
       x, y: names of columns.
-      value: the column to show.
+      value: the column to show. Its colours are labelled with the question, such as delta, if that is a column of the table.
       levels: where lines are drawn.
       title: a line above the picture.
       ax: where to draw; a new figure if None.
@@ -258,17 +298,16 @@ def heat_map(
     z[np.searchsorted(rows, table[y]), np.searchsorted(columns, table[x])] = table[value]
     ax = _axes(ax)
     shown = np.ma.masked_invalid(np.where(z > 0, z, np.nan))
-    mesh = ax.pcolormesh(columns, rows, shown, norm=LogNorm(), cmap="viridis_r", shading="nearest")
-    ax.figure.colorbar(mesh, ax=ax, label=value)  # type: ignore[union-attr]
+    mesh = ax.pcolormesh(_edges(columns), _edges(rows), shown, norm=LogNorm(), cmap="viridis_r", shading="flat")
+    bar = ax.figure.colorbar(mesh, ax=ax, label=_answer(table, value, (x, y)))  # type: ignore[union-attr]
+    _log_ticks(bar.ax.yaxis)
     if min(z.shape) > 1:
         inside = [level for level in levels if np.nanmin(z) < level < np.nanmax(z[np.isfinite(z)])]
         if inside:
             lines = ax.contour(columns, rows, shown, levels=inside, colors="white", linewidths=1)
             ax.clabel(lines, fmt=lambda level: f"{level:g}")
-    for axis, values in ((ax.xaxis, columns), (ax.yaxis, rows)):
-        if values.min() > 0 and values.max() > 20 * values.min():
-            getattr(ax, f"set_{axis.axis_name}scale")("log")
-            _log_ticks(axis)
+    _scale(ax.xaxis, columns)
+    _scale(ax.yaxis, rows)
     _finish(ax, x.replace("_", " "), y.replace("_", " "), title)
     ax.grid(False)
     return ax
@@ -333,6 +372,7 @@ def odometers(named: Mapping[str, Any], intrinsic_time: ArrayLike, *, title: str
     """
     ax, v = _axes(ax), np.asarray(intrinsic_time, float)
     _curves(ax, v, {label: np.asarray(odometer.at(v), float) for label, odometer in named.items()})
+    _scale(ax.xaxis, v)
     ax.set_ylim(0, None)
     return _finish(ax, "intrinsic time (sum of epsilon squared)", "epsilon, valid at all times at once", title)
 
@@ -366,5 +406,6 @@ def bounded_range(size: float, counts: ArrayLike, delta: float, *, title: str = 
     }
     colours = _curves(ax, counts, curves, ends_meet=True)
     ax.fill_between(counts, adaptive.lower, adaptive.upper, color=colours[2], alpha=0.3, lw=0)
+    _scale(ax.xaxis, counts)
     ax.set_ylim(0, None)
     return _finish(ax, f"number of mechanisms of range {size:g}", f"epsilon at delta = {delta:g}", title)

@@ -83,6 +83,8 @@ def statement(
         bounds = accounting.epsilon_bounds(mechanism, delta, **options)
     else:
         bounds = accounting.delta_bounds(mechanism, epsilon, **options)
+    if epsilon is None:
+        suspicion.question_zero(delta, bounds.upper)
     if np.ndim(bounds.upper):
         raise ValueError(
             f"{mechanism!r} is a batch of shape {np.shape(bounds.upper)}; a statement is about one mechanism."

@@ -29,7 +29,11 @@ class SuspiciousInputWarning(UserWarning):
       ``noise_for_training``, samplers with a ``dataset_size``, ``--dataset-size``);
     * a delta of 0.01 or more, in ``statement``, ``noise_for_training``, ``training.privacy_spent`` and on the command line;
     * a noise multiplier below 0.3 (but not 0, whose epsilon is infinite), in ``dpsgd``, ``dpsgd_from_training``, the
-      aggregates of ``dpjax.training`` and on the command line.
+      aggregates of ``dpjax.training`` and on the command line;
+    * a number of steps that is not whole, in ``dpsgd`` and in ``step * count``: the answer interpolates;
+    * few epochs beside a large whole noise multiplier, in ``dpsgd_from_training``: the two were exchanged;
+    * a delta of 0, in ``statement`` and on the command line, where no finite epsilon has it;
+    * a confidence below 0.5, in ``audit``: what is meant is one minus it.
 
     Arrays, traced numbers, sweeps and what a calibration tries or finds are not. As any warning it is shown once for each
     place; ``warnings.simplefilter("ignore", dpjax.SuspiciousInputWarning)`` turns it off. The command line prints it as a note on
@@ -102,6 +106,44 @@ def question_noise(noise_multiplier: Any) -> None:
             "over the clipping norm. If it is that of the noise on their mean, multiply it by batch size / clipping norm, "
             "as dpsgd_from_training(..., noise_on_mean=, clipping_norm=) does; otherwise take more, 0.3 at least."
         )
+
+
+def question_zero(delta: Any, epsilon: Any) -> None:
+    """Warns where epsilon is infinite, and would not be at a delta that is not zero."""
+    if number(delta) == 0 and number(epsilon) == math.inf:
+        _warn(
+            "delta 0: no finite epsilon holds for noise without a bound on its losses, such as Gaussian noise. Take a delta well "
+            "below one over the number of records, such as 1e-06."
+        )
+
+
+def question_steps(steps: Any) -> None:
+    """Warns about a number of steps that is not whole."""
+    count = number(steps)
+    if count is not None and math.isfinite(count) and count != math.floor(count):
+        _warn(
+            f"{count!r} steps are not a whole number: the answer interpolates, and is the privacy of no mechanism. Round up, to "
+            f"{math.ceil(count)}, as dpsgd_from_training does."
+        )
+
+
+def question_order(epochs: Any, noise_multiplier: Any) -> None:
+    """Warns about epochs and noise that look exchanged: both are plain numbers, one after the other."""
+    passes, noise = number(epochs), number(noise_multiplier)
+    if passes is None or noise is None or noise != math.floor(noise) or noise <= passes:
+        return
+    if noise >= 10 or (noise >= 5 and passes != math.floor(passes)):
+        _warn(
+            f"{passes:g} epochs with noise multiplier {noise:g} look exchanged: the order is dataset_size, batch_size, epochs, "
+            "noise_multiplier."
+        )
+
+
+def question_confidence(confidence: Any) -> None:
+    """Warns about a confidence that is a probability of error."""
+    share = number(confidence)
+    if share is not None and 0 < share < 0.5:
+        _warn(f"confidence {share:g} is small: the bound then fails more often than not. Is {1 - share:g} meant?")
 
 
 def _warn(message: str) -> None:

@@ -124,7 +124,7 @@ def sweep(
     numbers = {"delta": delta, "log_delta": log_delta, "epsilon": epsilon, "false_positive_rate": false_positive_rate}
     columns, shape = _table_of(grid, mode)
     given = _given(columns, numbers)
-    _validate.one_of("precision", precision, accounting.PRECISIONS)
+    accounting.check_options(adjacency, method, rtol, max_nodes, precision)  # or every row would say the same
     if precision == "float32" and "false_positive_rate" in given:
         raise NotImplementedError("false_positive_rate needs precision='float64': the trade-off function has no other.")
     options = {"adjacency": adjacency, "method": method, "rtol": rtol, "max_nodes": max_nodes, "precision": precision}

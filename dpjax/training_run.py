@@ -13,6 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dpjax import _training_terms, _validate, suspicion
+from dpjax._digits import shown
 from dpjax.mechanisms import Adjacency, Gaussian, PoissonSampled, SelfComposed
 
 
@@ -88,7 +89,9 @@ class TrainingRun(SelfComposed):
         t = self.terms
         noise = self.noise_multiplier
         if not _validate.is_traced(noise):
-            noise = repr(float(noise) if np.ndim(noise) == 0 else noise)  # all digits: fewer might be less noise
+            noise = (
+                repr(noise) if np.ndim(noise) else shown(float(noise), up=True)
+            )  # whoever copies it has no less noise
         rows = {
             "noise_multiplier": f"{noise}{f' = {self._because}' if self._because else ''}",
             "sampling_probability": f"{t.sampling_probability:.10g} = {t.formulas['sampling_probability']}",
@@ -170,6 +173,7 @@ def dpsgd_from_training(
                 f"clipping_norm = {clipping_norm!r}, but noise_multiplier is relative to it already; it belongs to noise_on_mean."
             )
         suspicion.question_noise(noise_multiplier)
+        suspicion.question_order(epochs, noise_multiplier)
         return TrainingRun(terms, noise_multiplier)
     if noise_multiplier is not None:
         raise ValueError(
@@ -223,7 +227,7 @@ def noise_for_training(
       >>> run = dpjax.noise_for_training(60000, epochs=60, epsilon=3.0, delta=1e-5, micro_batch_size=32, accumulation_steps=8)
       >>> run
       TrainingRun(
-        noise_multiplier      0.968427416 = calibrated to epsilon 3.0 at delta 1e-05
+        noise_multiplier      0.9684274159 = calibrated to epsilon 3.0 at delta 1e-05
         sampling_probability  0.004266666667 = (32 * 8) / 60000
         steps                 14063 = ceil(60 * 60000 / (32 * 8))
       )

@@ -52,7 +52,8 @@ plotting.epsilon_sweep(
     noise_multipliers,
     {f"{n} epochs": epsilons[:, i] for i, n in enumerate(epochs)},
     x_label="noise multiplier",
-    title=f"DP-SGD on {DATASET_SIZE} records, batches of {BATCH_SIZE}, delta {DELTA:g}",
+    y_label=f"epsilon at delta = {DELTA:g}",
+    title=f"DP-SGD on {DATASET_SIZE} records, batches of {BATCH_SIZE}",
     mark=(NOISE_MULTIPLIER, float(bounds.upper)),
 ).figure.savefig(PICTURE)  # pyright: ignore[reportAttributeAccessIssue]
 print(f"\nwrote {PICTURE}: epsilon of {epsilons.size} settings")

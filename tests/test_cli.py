@@ -11,6 +11,7 @@ import time
 from fractions import Fraction
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,6 +95,34 @@ class TestAnswers:
         assert "0.004266666667 = 256 / 60000" in out
         assert "14063 = ceil(60 * 60000 / 256)" in out
 
+    def test_gradient_accumulation(self, dp):
+        parts = ["--micro-batch-size", "32", "--accumulation-steps", "8"]
+        _, whole, _ = dp("epsilon", *TRAINING, "--delta", "1e-5", "--json")
+        _, out, _ = dp("epsilon", *TRAINING[:4], *parts, *TRAINING[6:], "--delta", "1e-5", "--json")
+        assert json.loads(out)["epsilon"] == json.loads(whole)["epsilon"]
+        assert json.loads(out)["inputs"].items() >= {"batch_size": 256, "micro_batch_size": 32}.items()
+
+    @pytest.mark.parametrize(
+        "argv",
+        [
+            ["epsilon", *TRAINING[:2], "--delta", "1e-5"],
+            ["delta", *TRAINING[:2], "--epsilon", "2"],
+            ["calibrate", "--epsilon", "2", "--delta", "1e-5"],
+            ["compare", *TRAINING[:2], "--delta", "1e-5"],
+            ["plot", "profile", *TRAINING[:2], "--out", "a.png"],
+            ["sweep", *TRAINING[:2], "--delta", "1e-5"],
+        ],
+        ids=lambda argv: argv[0],
+    )
+    def test_every_command_takes_training_terms(self, dp, argv):
+        for terms, says in (
+            ([*TRAINING[2:], "--accumulation-steps", "8"], "which batch is meant? --batch-size"),
+            ([*TRAINING[2:4], *TRAINING[6:], "--accumulation-steps", "8"], "--micro-batch-size is missing"),
+            ([*TRAINING[2:4], "--micro-batch-size", "8"], "--accumulation-steps and --epochs are missing"),
+        ):
+            status, out, err = dp(*argv, *terms)
+            assert (status, out, err.count("\n")) == (2, "", 1) and says in err
+
     def test_training_terms_are_exact(self):
         assert math.ceil(1.1 * 50000 / 500) == 111  # what floating point makes of 110 steps
         run = _options.setting(1.0, dataset_size=50000, batch_size=500, epochs=Fraction("1.1"))
@@ -163,7 +192,7 @@ BAD = {
     "endless steps": (["epsilon", *DIRECT[:4], "--steps", "1e999999999", "--delta", "1e-5"], "not a finite number"),
     "delta": (["epsilon", *DIRECT, "--delta", "1.5"], "delta = 1.5"),
     "epsilon": (["delta", *DIRECT, "--epsilon", "nan"], "epsilon = nan"),
-    "word for a number": (["epsilon", *DIRECT, "--delta", "tiny"], "--delta"),
+    "word for a number": (["epsilon", *DIRECT, "--delta", "tiny"], "'--delta': 'tiny' is not a number."),
     "adjacency": (["epsilon", *DIRECT, "--delta", "1e-5", "--adjacency", "swap"], "replace_one"),
     "method": (["epsilon", *DIRECT, "--delta", "1e-5", "--method", "magic"], "contour"),
     "batch": (
@@ -200,6 +229,19 @@ def test_bad_input_is_one_line_and_status_2(dp, case):
     assert err.startswith("dpjax: ")
     assert err.count("\n") == 1
     assert says in err
+
+
+def test_every_number_is_refused_in_these_words(dp):
+    """Whatever the option: its name, what was given, and what is allowed."""
+    kinds = {"NUMBER": ("a number.", "a finite number."), "COUNT": ("a finite number.",)}
+    commands = typer.main.get_command(cli.app).commands
+    asked = [
+        (name, p.opts[0], kinds[p.metavar]) for name in commands for p in commands[name].params if p.metavar in kinds
+    ]
+    assert len(asked) > 40
+    for name, flag, words in asked:
+        status, _, err = dp(name, flag, "x,y")
+        assert status == 2 and err in [f"dpjax: Invalid value for '{flag}': 'x,y' is not {word}\n" for word in words]
 
 
 class TestRounded:

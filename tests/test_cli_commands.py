@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import pytest
 import dpjax
 from dpjax import cli
 from dpjax.adaptive import FilterOdometer, MixtureOdometer
-from dpjax.cli import _process
+from dpjax.cli import _process, sweep
 
 RUN = ["--noise-multiplier", "1.0", "--sampling-probability", "0.01", "--steps", "1000"]
 TOML = """
@@ -55,6 +56,7 @@ def test_help_shows_what_can_be_copied(dp, command, monkeypatch):
 
 
 class TestSweep:
+    terms = ["--dataset-size", "60000", "--batch-size", "256", "--epochs", "60"]
     grid = ["--sampling-probability", "1", "--steps", "1,4", "--noise-multiplier", "1:4:3:log"]
 
     def test_prints_csv(self, dp):
@@ -65,6 +67,50 @@ class TestSweep:
             record = dpjax.dpsgd(float(row["noise_multiplier"]), 1.0, int(row["steps"]))
             assert float(row["epsilon"]) == pytest.approx(dpjax.epsilon(record, 1e-5), rel=1e-9)
             assert float(row["epsilon"]) >= dpjax.epsilon_bounds(record, 1e-5).lower
+
+    BATCHES = (["--batch-size", "600,1200"], ["--micro-batch-size", "75,150", "--accumulation-steps", "8"])
+
+    @pytest.mark.parametrize("batch", BATCHES)
+    def test_training_terms_are_those_of_the_library(self, dp, monkeypatch, batch):
+        asked = []
+        monkeypatch.setattr(
+            dpjax, "sweep", lambda make, grid, **options: asked.append((make, grid)) or dpjax.Table({"error": [""]})
+        )
+        arguments = ["--noise-multiplier", "2,4", "--dataset-size", "6e4", *batch, "--epochs", "1:1.7:2"]
+        assert dp("sweep", *arguments, "--delta", "1e-5")[0] == 0
+        ((make, grid),) = asked
+        run = dpjax.dpsgd_from_training(60000, 1200, 1.7, 2.0)
+        assert grid["steps"] == [100, 170, 50, 85] * 2 and grid["sampling_probability"][3] == run.sampling_probability
+        assert repr(make(**{name: column[3] for name, column in grid.items()})) == repr(dpjax.dpsgd(2.0, 0.02, 85))
+
+    def test_a_sweep_in_training_terms(self, dp):
+        arguments = ["--noise-multiplier", "2,4", "--dataset-size", "60", "--batch-size", "60", "--epochs", "1,3"]
+        _, out, _ = dp("sweep", *arguments, "--delta", "1e-5")
+        rows = list(csv.DictReader(io.StringIO(out)))
+        assert [(row["epochs"], row["steps"]) for row in rows] == [("1", "1"), ("3", "3")] * 2
+        assert float(rows[1]["epsilon"]) == pytest.approx(dpjax.epsilon(dpjax.Gaussian(2.0) * 3, 1e-5), rel=1e-6)
+
+    @pytest.mark.slow
+    def test_gradients_in_training_terms(self, dp):
+        arguments = ["--noise-multiplier", "2", "--dataset-size", "6e4", *self.BATCHES[0], "--epochs", "1"]
+        _, out, _ = dp("sweep", *arguments, "--delta", "1e-5", "--gradients", "--json")
+        for parameter, at in (("noise_multiplier", 2.0), ("sampling_probability", 0.02), ("steps", 50.0)):
+            known = {"noise_multiplier": 2.0, "sampling_probability": 0.02, "steps": 50.0}
+            slope = jax.grad(lambda x, n=parameter, k=known: dpjax.epsilon(dpjax.dpsgd(**(k | {n: x})), 1e-5))(at)
+            assert json.loads(out)[f"d_epsilon_d_{parameter}"][1] == pytest.approx(float(slope), rel=1e-4)
+
+    def test_ranges_are_the_decimals_that_they_name(self):
+        """0.1 more than 1.6 is a float above 1.7: epochs of which would be a step more."""
+        assert sweep._values("--epochs", "1:2:11")[7] == 1.7 < np.linspace(1, 2, 11)[7]
+
+    def test_configurations_in_training_terms(self, dp, tmp_path):
+        path = tmp_path / "runs.csv"
+        path.write_text("batch_size,epochs\n600,1\n1200,1.1\n")
+        given = ["--noise-multiplier", "2", "--dataset-size", "60000", "--delta", "1e-5"]
+        _, out, _ = dp("sweep", "--configurations", path, *given)
+        assert [row["steps"] for row in csv.DictReader(io.StringIO(out))] == ["100", "55"]
+        status, _, err = dp("sweep", "--configurations", path, *given[:-1], "1e-5,1e-6,1e-7")
+        assert status == 2 and "rows" in err and err.count("\n") == 1
 
     def test_json_and_delta(self, dp):
         _, out, _ = dp("sweep", *self.grid, "--epsilon", "0.5,1", "--json")
@@ -96,6 +142,10 @@ class TestSweep:
             ([*grid], "either --delta or --epsilon"),
             ([*grid[:-1], "1:2", "--delta", "1e-5"], "'1:2' is not a number"),
             ([*grid[:-1], "x", "--delta", "1e-5"], "'x' is not a number"),
+            ([*grid[:-1], "1:inf:3", "--delta", "1e-5"], "'1:inf:3' is not a number"),
+            ([*grid, *terms, "--delta", "1e-5"], "not --sampling-probability with the latter"),
+            (["--noise-multiplier", "1", *terms[:-2], "--delta", "1e-5"], "--epochs is missing"),
+            (["--noise-multiplier", "1", *terms[:3], "70000", *terms[4:], "--delta", "1e-5"], "--batch-size 70000"),
             ([*grid, "--delta", "1e-5", "--resume"], "--resume belongs to --out"),
             ([*grid, "--delta", "2"], "delta"),
         ],
@@ -122,7 +172,24 @@ class TestCompose:
         assert dp("compose", toml)[0] == dp("compose", "missing.toml", "--delta", "1e-5")[0] == 2
 
 
-@pytest.mark.slow
+def test_compare_prints_its_answer_and_nothing_else(dp, caplog):
+    """dp_accounting logs what it thinks of each of its orders; here it leaves some out."""
+    pytest.importorskip("dp_accounting")
+    run = ["--noise-multiplier", "1", "--sampling-probability", "0.1", "--steps", "5"]
+    status, out, err = dp("compare", *run, "--delta", "1e-300", "--json")
+    assert (status, err, caplog.text) == (0, "", "")
+    found = json.loads(out)["epsilon"]
+    assert found["dpjax, certified"] < found["Renyi accountant"] < found["advanced composition"]
+    assert "dp_accounting, RDP" in found
+
+
+def test_compare_does_not_wait_for_what_takes_minutes(dp, monkeypatch):
+    monkeypatch.setattr("dpjax.cli.compare._PATIENCE", 1.0)
+    status, out, err = dp("compare", *RUN, "--delta", "1e-5")
+    assert status == 0 and "Renyi accountant" in out and "dp accounting" not in out
+    assert "dp_accounting is left out" in err or not find_spec("dp_accounting")
+
+
 def test_compare(dp):
     status, out, _ = dp("compare", *RUN, "--delta", "1e-5", "--json")
     found = json.loads(out)["epsilon"]

@@ -122,3 +122,37 @@ def test_a_list_of_counts_is_told_to_be_an_array():
 def test_a_single_element_has_no_index():
     with pytest.raises(ValueError, match="^noise_multiplier = -1.0, "):
         dpjax.Gaussian([-1.0])
+
+
+ASKED_BY_WORD = {
+    "epsilon": lambda a: dpjax.epsilon(dpjax.Gaussian(1.0), 1e-5, adjacency=a),
+    "delta": lambda a: dpjax.delta(dpjax.Gaussian(1.0), 1.0, adjacency=a),
+    "log_delta": lambda a: dpjax.log_delta(dpjax.Gaussian(1.0), 1.0, adjacency=a),
+    "renyi": lambda a: dpjax.renyi(dpjax.Gaussian(1.0), 2.0, adjacency=a),
+    "tradeoff": lambda a: dpjax.tradeoff(dpjax.Gaussian(1.0), 0.1, adjacency=a),
+    "advantage": lambda a: dpjax.advantage(dpjax.Gaussian(1.0), adjacency=a),
+    "gdp_mu": lambda a: dpjax.gdp_mu(dpjax.Gaussian(1.0), adjacency=a),
+    "attack_rates": lambda a: dpjax.attack_rates(dpjax.Gaussian(1.0), prior=0.5, adjacency=a),
+    "privacy_loss_cdf": lambda a: dpjax.privacy_loss_cdf(dpjax.Gaussian(1.0), 0.0, adjacency=a),
+    "characteristic_function": lambda a: dpjax.characteristic_function(dpjax.Gaussian(1.0), 1.0, adjacency=a),
+    "statement": lambda a: dpjax.statement(dpjax.Gaussian(1.0), 1e-5, adjacency=a),
+    "calibrate": lambda a: dpjax.calibrate(dpjax.Gaussian, epsilon=1.0, delta=1e-5, adjacency=a),
+    "noise_for_training": lambda a: dpjax.noise_for_training(1000, 10, 1, 1.0, 1e-5, adjacency=a),
+    "sweep": lambda a: dpjax.sweep(dpjax.Gaussian, {"noise_multiplier": 1.0}, delta=1e-5, adjacency=a),
+    "sweep of tradeoffs": lambda a: dpjax.sweep(
+        dpjax.Gaussian, {"noise_multiplier": 1.0}, false_positive_rate=0.1, adjacency=a
+    ),
+    "filter": lambda a: dpjax.adaptive.ApproxDPFilter(1.0, 1e-5, adjacency=a),
+    "Renyi filter": lambda a: dpjax.adaptive.RenyiFilter(8.0, 1.0, adjacency=a),
+    "odometer": lambda a: dpjax.adaptive.MixtureOdometer(1e-5, 0.1, adjacency=a),
+    "ledger": lambda a: dpjax.ledger.to_dict(dpjax.Gaussian(1.0), a),
+    "plotting": lambda a: dpjax.plotting.tradeoff(dpjax.Gaussian(1.0), adjacency=a),
+}
+
+
+@pytest.mark.parametrize("name", ASKED_BY_WORD)
+def test_adjacency_is_a_member_and_a_word_is_told_which(name):
+    with pytest.raises(ValueError, match=r"^adjacency = 'replace_one', but it must be dpjax.Adjacency.REPLACE_ONE\.$"):
+        ASKED_BY_WORD[name]("replace_one")
+    with pytest.raises(ValueError, match=r"^adjacency = 3, but it must be one of Adjacency.ADD_OR_REMOVE_ONE, "):
+        ASKED_BY_WORD[name](3)

@@ -340,7 +340,7 @@ class TestToEvents:
         [
             (1.0, TypeError, "mechanism must be"),
             (dpjax.Gaussian([1.0, 2.0]), ValueError, "a batch of mechanisms"),
-            (dpjax.Gaussian(1.0) * 1.5, ValueError, "count = 1.5"),
+            (dpjax.SelfComposed(dpjax.Gaussian(1.0), 1.5), ValueError, "count = 1.5"),
             (dpjax.PrivacyProfile([1.0], [0.1]), NotImplementedError, "no event for PrivacyProfile"),
             (dpjax.ZCDP(0.1, 0.1), NotImplementedError, "ZCDP with a delta"),
             (dpjax.TruncatedPoissonSampled(9, 0.1, 3, dpjax.Laplace(1.0)), NotImplementedError, "over Gaussian only"),

@@ -270,9 +270,7 @@ class TestWhatCannotBeWritten:
         with pytest.raises(ValueError, match="noise_multiplier = -1"):
             ledger.to_dict(jax.tree.map(lambda x: -x, dpjax.Gaussian(1.0)))
 
-    @pytest.mark.parametrize(
-        "arguments", [(1.0,), (dpjax.Gaussian(1.0), "add"), (dpjax.Gaussian(1.0), Adjacency.ADD, 3)]
-    )
+    @pytest.mark.parametrize("arguments", [(1.0,), (dpjax.Gaussian(1.0), Adjacency.ADD, 3)])
     def test_of_the_wrong_kind(self, arguments):
         with pytest.raises(TypeError):
             ledger.to_dict(*arguments)

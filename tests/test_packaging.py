@@ -155,6 +155,23 @@ class TestReadme:
         assert links
         assert not [link for link in links if not (ROOT / link).exists()]
 
+    @pytest.mark.skipif(sys.platform == "win32", reason="no signals")
+    @pytest.mark.parametrize(
+        ("code", "status", "says"),
+        [
+            ("import os; os.kill(os.getpid(), 9)", 137, "was ended by SIGKILL (the machine ran out of memory"),
+            ("import os; os.kill(os.getpid(), 11)", 139, "was ended by SIGSEGV; it did not finish."),
+            ("raise SystemExit(3)", 3, ""),
+            ("", 0, ""),
+        ],
+    )
+    def test_what_was_killed_is_said(self, code, status, says):
+        """pytest that runs out of memory ends in the middle of a line."""
+        run = f"import dev, sys; dev.run(sys.executable, '-c', {code!r})"
+        done = subprocess.run([sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == status and len(done.stderr.splitlines()) == bool(says)
+        assert says in done.stderr
+
     def test_commands_are_tasks_of_dev_py(self):
         tasks = set(re.findall(r"python3 dev\.py (\w+)", self.TEXT))
         assert tasks >= {"quickstart", "test", "docs"}

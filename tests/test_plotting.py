@@ -60,6 +60,44 @@ def test_heat_map_puts_values_where_they_belong():
         plotting.heat_map(dpjax.Table({"a": [1, 1], "b": [1, 1], "epsilon": [1.0, 2.0]}), "a", "b")
 
 
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [
+        (np.geomspace(0.5, 5.0, 9), "log"),
+        ([1, 4, 16, 64], "log"),
+        ([1, 10], "linear"),
+        ([1, 2, 5, 10, 20, 50], "log"),
+        (np.linspace(0.5, 5.0, 9), "linear"),
+        (np.arange(1, 100), "linear"),
+        (np.geomspace(1.0, 2.0, 9), "linear"),
+        ([0.0, 1.0, 100.0], "linear"),
+        ([1.0, np.inf], "linear"),
+        ([3.0], "linear"),
+    ],
+)
+def test_axes_of_equal_ratios_are_logarithmic(values, scale):
+    values = np.array(values, float)
+    assert plotting.epsilon_sweep(values, {"": values + 1}, x_label="x", y_label="y").get_xscale() == scale
+    if not np.isfinite(values).all():
+        return
+    n = values.size
+    table = dpjax.Table({"a": np.tile(values, 2), "b": np.repeat([1.0, 2.0], n), "epsilon": np.arange(1.0, 2 * n + 1)})
+    for names in (("a", "b"), ("b", "a")):
+        ax = plotting.heat_map(table, *names, levels=())
+        assert (ax.get_xscale(), ax.get_yscale()) == ((scale, "linear") if names[0] == "a" else ("linear", scale))
+    ends = ax.collections[0].get_coordinates()[:, 0, 1]
+    assert (ends[:-1] < values).all() and (values < ends[1:]).all()
+
+
+def test_axes_say_at_which_delta():
+    grid = {"noise_multiplier": [1.0, 2.0], "count": [1, 4]}
+    run = lambda noise_multiplier, count: dpjax.Gaussian(noise_multiplier) * count
+    label = lambda table, value: plotting.heat_map(table, *grid, value).figure.axes[1].get_ylabel()
+    assert label(dpjax.sweep(run, grid | {"delta": 1e-5}), "epsilon") == "epsilon at delta = 1e-05"
+    assert label(dpjax.sweep(run, grid, delta=1e-5), "epsilon") == "epsilon"
+    assert label(dpjax.sweep(run, grid | {"epsilon": 1.0}), "delta") == "delta at epsilon = 1"
+
+
 def test_no_global_state():
     code = "import sys, dpjax.plotting; assert 'matplotlib' not in sys.modules\n"
     code += "ax = dpjax.plotting.epsilon_sweep([1.0], {'a': [1.0]}, x_label='x'); assert 'matplotlib.pyplot' not in sys.modules"

@@ -115,6 +115,23 @@ class TestTable:
         )
         subprocess.run([sys.executable, "-c", code, str(ORACLES)], check=True, timeout=120)
 
+    def test_what_is_not_accurate_is_not_stored(self, tmp_path):
+        """The oracle in a process of its own, asked for rows of which one has too large an error."""
+        code = (
+            "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); import compositions as c\n"
+            "c.PATH = Path(sys.argv[2]); c.problems = lambda: {'good': lambda: '0e+00', 'bad': lambda: '2e-11', 'nan': lambda: 'nan'}\n"
+            "row = {'direction': 'remove', 'count': 1, 'epsilon': '1.5'}\n"
+            "c.rows = lambda name, error: [{'problem': name, 'error': e, **row} for e in ('0e+00', error)]\n"
+            "c.make([])\n"
+        )
+        path = tmp_path / "stored.json"
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(ORACLES), path], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 1
+        assert [line.partition(" is not stored: 1 of 2 rows")[0] for line in done.stderr.splitlines()] == ["bad", "nan"]
+        assert {r["problem"] for r in json.loads(path.read_text())["rows"]} == {"good"}
+
 
 @pytest.mark.parametrize(("problem", "direction"), cases(PROBLEMS))
 class TestBounds:

@@ -59,6 +59,24 @@ QUESTIONED = {  # what is asked -> what the question says, first and last
         "delta 0.015 is large",
         "1e-06",
     ),
+    "a fraction of a step": (lambda: dpjax.dpsgd(1.0, 0.01, 14062.5), "14062.5 steps are not a whole number", "14063"),
+    "by a star": (lambda: dpjax.Gaussian(1.0) * 2.5, "2.5 steps are not a whole number", "to 3"),
+    "exchanged": (
+        lambda: dpjax.dpsgd_from_training(60_000, 256, 1.1, 60),
+        "1.1 epochs with noise multiplier 60 look exchanged",
+        "epochs, noise_multiplier",
+    ),
+    "exchanged, both whole": (
+        lambda: dpjax.dpsgd_from_training(60_000, 256, 2, 30),
+        "2 epochs with noise multiplier 30 look exchanged",
+        "epochs, noise_multiplier",
+    ),
+    "no delta": (lambda: dpjax.statement(dpjax.Gaussian(1.0), 0.0), "delta 0: no finite epsilon", "1e-06"),
+    "a probability of error": (
+        lambda: dpjax.audit(true_positives=90, false_positives=10, positives=100, negatives=100, confidence=0.05),
+        "confidence 0.05 is small",
+        "Is 0.95 meant?",
+    ),
     "in training": (lambda: spent(0.05), "delta 0.05 is large", "1e-06"),
 }
 
@@ -91,6 +109,15 @@ LEFT_ALONE = {
     "what is usual": lambda: dpjax.epsilon(dpjax.dpsgd_from_training(*TRAINING, 1.1), 1e-5),
     "no noise": lambda: dpjax.dpsgd(0.0, 0.01, 10),
     "a plain query": lambda: dpjax.epsilon(dpjax.Gaussian(1.0), 0.1),
+    "whole steps as a float": lambda: dpjax.dpsgd(1.0, 0.01, 1e3) + dpjax.Gaussian(1.0) * np.float32(3),
+    "traced steps": lambda: jax.grad(lambda n: dpjax.epsilon(dpjax.dpsgd(1.0, 0.01, n), 1e-5))(10.5),
+    "a traced mechanism": lambda: jax.jit(lambda s: (dpjax.Gaussian(s) * 2.5).mechanism.noise_multiplier)(1.0),
+    "a search for steps": lambda: dpjax.calibrate(lambda n: dpjax.dpsgd(1.0, 0.01, n), epsilon=2.0, delta=1e-5),
+    "much noise for large batches": lambda: [
+        dpjax.dpsgd_from_training(60_000, 8192, *run) for run in ((1, 2.5), (0.5, 4.0), (1, 8), (40, 12), (100, 60.0))
+    ],
+    "a delta of 0 that has an answer": lambda: dpjax.statement(dpjax.PureDP(1.0) * 3, 0.0),
+    "no delta, asked plainly": lambda: dpjax.epsilon(dpjax.Gaussian(1.0), 0.0),
     "a batch": lambda: dpjax.dpsgd([0.1, 1.0], 0.01, 10),
     "deltas of a batch": lambda: dpjax.epsilon(dpjax.dpsgd_from_training(*TRAINING, 1.1), np.array([0.1, 0.2])),
     "traced noise": lambda: jax.jit(lambda s: dpjax.epsilon(dpjax.dpsgd(s, 1.0, 10), 1e-5))(0.1),
@@ -135,6 +162,7 @@ FROM_TRAINING = ["--dataset-size", "1000", "--batch-size", "100", "--epochs", "1
 NOTED = {
     "delta": (["epsilon", "--noise-multiplier", "1", *RUN, "--delta", "0.1"], ["delta 0.1 is large"]),
     "log delta": (["epsilon", "--noise-multiplier", "1", *RUN, "--log-delta", "-2"], ["delta 0.135335 is large"]),
+    "no delta": (["epsilon", "--noise-multiplier", "1", *RUN, "--delta", "0"], ["delta 0: no finite epsilon"]),
     "noise": (["delta", "--noise-multiplier", "0.1", *RUN, "--epsilon", "9", "--json"], ["noise multiplier 0.1"]),
     "both": (
         ["compare", "--noise-multiplier", "0.2", *FROM_TRAINING, "--delta", "1e-3"],

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate, mechanisms
+from dpjax import mechanisms
 from dpjax.adaptive import _sized, _sums
 from dpjax.adaptive._renyi import poisson_gaussian_renyi
 from dpjax.mechanisms import Adjacency
@@ -175,8 +175,3 @@ def _schedule_length(mechanism: mechanisms.ComposedOver) -> int:
             f"the leaves have lengths {sorted(lengths - {1})} along axis {mechanism.axis}; write x[..., None]."
         )
     return max(lengths)
-
-
-def check_adjacency(adjacency: Any) -> None:
-    """Raises ValueError unless ``adjacency`` is a member of ``Adjacency``."""
-    _validate.one_of("adjacency", adjacency, tuple(Adjacency))

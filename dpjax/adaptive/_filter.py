@@ -23,7 +23,7 @@ from dpjax.mechanisms import Adjacency, Mechanism
 
 @node
 class FilterState:
-    """What a filter remembers; its size does not depend on the number of requests.
+    """What a filter remembers; its size does not depend on the number of requests. Printed, it shows what was spent, rounded up.
 
     Attributes:
       spent: the costs granted so far, in the filter's unit.
@@ -36,6 +36,9 @@ class FilterState:
     delta: _sums.Sum
     granted: jax.Array
     kind: str = static()
+
+    def __repr__(self) -> str:
+        return f"FilterState({self.kind}: {show(self.granted)} granted, spent {_sums.spent(self.spent)}, delta {_sums.spent(self.delta)})"
 
 
 @node
@@ -400,7 +403,7 @@ def show(x: Any) -> str:
     array = np.asarray(x, dtype=object)
     try:
         array = np.asarray(x, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):  # a placeholder, or an array that was donated
         return repr(x)
     if array.ndim == 0:
         return f"{float(array):g}"

@@ -21,6 +21,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from dpjax import _validate
+from dpjax._digits import shown
 from dpjax._pytree import node
 
 _MAX_COUNT = np.iinfo(np.int32).max
@@ -39,6 +40,29 @@ class Sum:
     high: jax.Array
     low: jax.Array
     inexact: jax.Array
+
+    def __repr__(self) -> str:
+        return f"Sum({spent(self)})"
+
+
+def spent(total: Any) -> str:
+    """A sum in words, rounded up; whatever a tree transformation has put in its place as well."""
+    parts = (total.high, total.low, total.inexact) if isinstance(total, Sum) else (total,)
+    if any(map(_validate.is_traced, parts)):
+        return "<traced>"
+    try:  # in NumPy: the operations of JAX would be traced where a program is
+        high, low, inexact = (np.asarray(x, np.float64) for x in parts)
+        unit = float(jnp.finfo(parts[0].dtype).eps) / 2
+        at_most = high + low + inexact * high * (9 * unit**2)
+    except (TypeError, ValueError, AttributeError, RuntimeError):
+        return "?"
+    if at_most.size > 6:
+        return f"{_of(at_most.min())} to {_of(at_most.max())} in {at_most.shape}"
+    return _of(at_most) if at_most.ndim == 0 else "[" + ", ".join(map(_of, at_most.ravel())) + "]"
+
+
+def _of(x: Any) -> str:
+    return shown(float(x), up=True, digits=6)
 
 
 def default_dtype() -> Any:

@@ -48,7 +48,7 @@ from dpjax.adaptive._filter import (
     set_slack,
     show,
 )
-from dpjax.mechanisms import Adjacency
+from dpjax.mechanisms import Adjacency, require_adjacency
 
 
 @node
@@ -90,7 +90,7 @@ class ZCDPFilter(Filter):
     def __post_init__(self):
         set_budget(self, "rho", 0.0)
         set_budget(self, "delta", 0.0, 1.0)
-        _costs.check_adjacency(self.adjacency)
+        require_adjacency(self.adjacency)
 
     def _budget(self, dtype):
         return nonnegative(_sums.cast(self.rho, dtype, -np.inf))
@@ -171,7 +171,7 @@ class ApproxDPFilter(Filter):
 
     def __post_init__(self):
         _validate.one_of("method", self.method, ("published", "tight"))
-        _costs.check_adjacency(self.adjacency)
+        require_adjacency(self.adjacency)
         set_budget(self, "epsilon", 0.0)
         set_budget(self, "delta", 0.0, 1.0, low_open=True, high_open=True)
         set_slack(self)
@@ -263,7 +263,7 @@ class GDPFilter(Filter):
 
     def __post_init__(self):
         set_budget(self, "mu", 0.0)
-        _costs.check_adjacency(self.adjacency)
+        require_adjacency(self.adjacency)
 
     def _budget(self, dtype):
         mu = _sums.cast(self.mu, dtype, -np.inf)

@@ -53,7 +53,7 @@ from dpjax._elementwise import check, nan_unless, reals
 from dpjax._pytree import node, static
 from dpjax.adaptive import _costs, _sums, boundaries
 from dpjax.adaptive._filter import Keyword, check_shapes, check_slack, require_dtype, rest, set_budget, show
-from dpjax.mechanisms import Adjacency, Mechanism
+from dpjax.mechanisms import Adjacency, Mechanism, require_adjacency
 
 
 @node
@@ -69,6 +69,10 @@ class OdometerState:
     time: _sums.Sum
     delta: _sums.Sum
     drift: _sums.Sum | None = None
+
+    def __repr__(self) -> str:
+        drift = "" if self.drift is None else f", drift {_sums.spent(self.drift)}"
+        return f"OdometerState(intrinsic time {_sums.spent(self.time)}, delta {_sums.spent(self.delta)}{drift})"
 
 
 class Odometer:
@@ -86,7 +90,7 @@ class Odometer:
     def _common(self) -> None:
         """Checks the fields that all odometers have."""
         _validate.one_of("method", self.method, ("published", "tight"))
-        _costs.check_adjacency(self.adjacency)
+        require_adjacency(self.adjacency)
         set_budget(self, "delta", 0.0, 1.0, low_open=True, high_open=True)
         if self.slack is None:
             object.__setattr__(self, "slack", self.delta / 2)  # type: ignore[operator]

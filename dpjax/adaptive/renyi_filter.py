@@ -13,7 +13,7 @@ from dpjax import _validate, conversions
 from dpjax._pytree import node, static
 from dpjax.adaptive import _costs, _sums
 from dpjax.adaptive._filter import Filter, check_slack, conversion_slack, nonnegative, rest, set_budget, set_slack, show
-from dpjax.mechanisms import Adjacency
+from dpjax.mechanisms import Adjacency, require_adjacency
 
 
 @node
@@ -67,7 +67,7 @@ class RenyiFilter(Filter):
 
     def __post_init__(self):
         _validate.one_of("combine", self.combine, ("all", "any"))
-        _costs.check_adjacency(self.adjacency)
+        require_adjacency(self.adjacency)
         set_budget(self, "order", 1.0, math.inf, low_open=True, high_open=True)
         # a negative budget is an order that cannot serve the target: it never grants
         set_budget(self, "budget", 0.0 if self.combine == "all" else -math.inf)

@@ -59,6 +59,8 @@ def show(
     )
     if getattr(bounds.upper, "ndim", 0):
         raise ValueError("the file describes a batch of mechanisms; ask about one.")
+    if name == "epsilon":
+        suspicion.question_zero(question.target.get("delta"), bounds.upper)
     method, status = dpjax.Method(int(bounds.method)).name.lower(), named(dpjax.Status(int(bounds.status)))
     inputs = {**inputs, **question.target, "adjacency": question.adjacency.value, "rtol": question.rtol}
     nodes = int(bounds.nodes)

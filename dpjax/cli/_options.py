@@ -10,6 +10,8 @@ import typer
 from dpjax import _training_terms, suspicion
 
 ADJACENCIES = ("add_or_remove_one", "replace_one", "replace_special", "add", "remove")
+# Of a training run: those that are always needed, and those that may stand for the batch size.
+TERMS = ("dataset_size", "batch_size", "epochs", "micro_batch_size", "accumulation_steps")
 METHODS = ("auto", "closed_form", "contour", "levy", "lattice")
 
 
@@ -22,6 +24,14 @@ def exact(text: str) -> Fraction:
     if not math.isfinite(size):
         raise typer.BadParameter(f"{text!r} is not a finite number.")
     return Fraction(text) if size else Fraction(0)  # Fraction("1e-999999999") would never return
+
+
+def number(text: str) -> float:
+    """A number, "inf" included; what is allowed is said where it is used."""
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number.") from None
 
 
 def whole(text: str) -> int:
@@ -51,6 +61,7 @@ Noise = Annotated[
     float,
     typer.Option(
         show_default=False,
+        parser=number,
         metavar="NUMBER",
         help="Standard deviation of the noise over the clipping norm.",
         rich_help_panel=DIRECT,
@@ -59,6 +70,7 @@ Noise = Annotated[
 Probability = Annotated[
     float | None,
     typer.Option(
+        parser=number,
         metavar="NUMBER",
         help="Probability of each record to be in a batch; 1 means no sampling.",
         rich_help_panel=DIRECT,
@@ -78,6 +90,24 @@ BatchSize = Annotated[
         metavar="COUNT",
         help="Expected records between two additions of noise, all micro-batches of an update together: the "
         "sampling probability is batch / dataset.",
+        rich_help_panel=TRAINING,
+    ),
+]
+MicroBatchSize = Annotated[
+    int | None,
+    typer.Option(
+        parser=whole,
+        metavar="COUNT",
+        help="With gradient accumulation, instead of --batch-size: expected records of a micro-batch ...",
+        rich_help_panel=TRAINING,
+    ),
+]
+AccumulationSteps = Annotated[
+    int | None,
+    typer.Option(
+        parser=whole,
+        metavar="COUNT",
+        help="... and how many of them an update sums up before noise is added.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -107,7 +137,7 @@ MethodName = Annotated[
 ]
 Tolerance = Annotated[
     float,
-    typer.Option(metavar="NUMBER", help="Relative tolerance on delta.", rich_help_panel=QUERY),
+    typer.Option(parser=number, metavar="NUMBER", help="Relative tolerance on delta.", rich_help_panel=QUERY),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT)]
 AsStatement = Annotated[
@@ -138,11 +168,9 @@ def setting(
     noise_multiplier: float,
     sampling_probability: float | None = None,
     steps: int | None = None,
-    dataset_size: int | None = None,
-    batch_size: int | None = None,
-    epochs: Fraction | None = None,
+    **terms: Any,
 ) -> Setting:
-    """The run that the options describe, either directly or in the terms of training.
+    """The run that the options describe, either directly or in ``terms`` of training.
 
     Raises:
       ValueError: an option is missing, contradicts another, or is out of range.
@@ -152,19 +180,38 @@ def setting(
       (1.1, 0.01, 110)
     """
     suspicion.question_noise(noise_multiplier)
-    direct = {"--sampling-probability": sampling_probability, "--steps": steps}
-    training = {"--dataset-size": dataset_size, "--batch-size": batch_size, "--epochs": epochs}
-    if all(value is None for value in training.values()):
-        require(direct, f"; or give {listed(training)}")
+    direct = {"sampling_probability": sampling_probability, "steps": steps}
+    terms = {name: value for name, value in terms.items() if value is not None}
+    if not terms:
+        require({option(name): value for name, value in direct.items()}, f"; or give {listed(map(option, TERMS[:3]))}")
         return Setting(noise_multiplier, float(sampling_probability), int(steps), {}, {})  # type: ignore[arg-type]
-    for name, value in direct.items():
-        if value is not None:
-            raise ValueError(f"give {listed(direct)}, or {listed(training)}, not {name} with the latter.")
-    require(training, "")
-    names = {name.removeprefix("--").replace("-", "_"): name for name in training}
-    terms = _training_terms.derive(dataset_size, batch_size, epochs, names=names)
-    given = {"dataset_size": dataset_size, "batch_size": batch_size, "epochs": _training_terms.plain(terms.epochs)}
-    return Setting(noise_multiplier, terms.sampling_probability, terms.steps, terms.formulas, given)
+    not_both(name for name, value in direct.items() if value is not None)
+    derived = derive(terms)
+    given: dict[str, Any] = {"dataset_size": derived.dataset_size, "batch_size": derived.batch_size}
+    given |= {name: value for name, value in terms.items() if name not in TERMS[:3]}
+    given["epochs"] = _training_terms.plain(derived.epochs)
+    return Setting(noise_multiplier, derived.sampling_probability, derived.steps, derived.formulas, given)
+
+
+def not_both(direct: Iterable[str]) -> None:
+    """Raises ValueError if there is one of the ``direct`` parameters beside the terms of training."""
+    for name in direct:
+        raise ValueError(
+            f"give --sampling-probability and --steps, or {listed(map(option, TERMS[:3]))}, not {option(name)} with the "
+            "latter."
+        )
+
+
+def derive(terms: dict[str, Any]) -> _training_terms.Terms:
+    """What follows from the terms of training that were given.
+
+    Raises:
+      ValueError: one is missing, contradicts another, or is out of range; under its name on the command line.
+    """
+    parts = [name for name in TERMS[3:] if name in terms]
+    needed = ("dataset_size", *TERMS[3:], "epochs") if parts and "batch_size" not in terms else TERMS[:3]
+    require({option(name): terms.get(name) for name in needed}, "")
+    return _training_terms.derive(**{name: terms.get(name) for name in TERMS}, names={n: option(n) for n in TERMS})
 
 
 def option(name: str) -> str:

@@ -1,6 +1,5 @@
 """What commands print: a table or one JSON object; complaints go to stderr."""
 
-import decimal
 import enum
 import json
 import math
@@ -8,6 +7,8 @@ import sys
 from typing import Any
 
 import typer
+
+from dpjax._digits import rounded as rounded
 
 
 def complain(message: str, status: int = 2) -> int:
@@ -21,17 +22,6 @@ def note(message: str) -> None:
 
 def named(member: enum.Enum) -> str:
     return (member.name or str(member.value)).lower().replace("_", " ").replace("|", ", ")
-
-
-def rounded(x: float, *, up: bool, digits: int = 10) -> str:
-    """``x`` to ``digits`` significant digits, never on the wrong side.
-
-    >>> rounded(0.1, up=True), rounded(0.1, up=False, digits=20), rounded(2 / 3, up=False, digits=3)
-    ('0.1000000001', '0.10000000000000000555', '0.666')
-    """
-    side = decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR
-    exact = decimal.Context(prec=digits, rounding=side).create_decimal_from_float(x)
-    return f"{exact:g}" if exact.is_finite() else str(x)
 
 
 def print_table(rows: dict[str, Any], *, bold_first: bool = False) -> None:

@@ -12,15 +12,19 @@ from dpjax.cli._options import (
     ADJACENCIES,
     DIRECT,
     TARGET,
+    TERMS,
+    AccumulationSteps,
     AdjacencyName,
     AsJson,
     BatchSize,
     DatasetSize,
     Epochs,
+    MicroBatchSize,
     NoCache,
     Probability,
     Steps,
     listed,
+    number,
     option,
     setting,
 )
@@ -46,6 +50,7 @@ def calibrate(
     noise_multiplier: Annotated[
         float | None,
         typer.Option(
+            parser=number,
             metavar="NUMBER",
             help="Standard deviation of the noise over the clipping norm.",
             rich_help_panel=DIRECT,
@@ -55,29 +60,49 @@ def calibrate(
     steps: Steps = None,
     dataset_size: DatasetSize = None,
     batch_size: BatchSize = None,
+    micro_batch_size: MicroBatchSize = None,
+    accumulation_steps: AccumulationSteps = None,
     epochs: Epochs = None,
     epsilon: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="The target epsilon, at a delta.", rich_help_panel=TARGET)
+        float | None,
+        typer.Option(parser=number, metavar="NUMBER", help="The target epsilon, at a delta.", rich_help_panel=TARGET),
     ] = None,
     delta: Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="The delta of the target; there is no default.", rich_help_panel=TARGET),
+        typer.Option(
+            parser=number,
+            metavar="NUMBER",
+            help="The delta of the target; there is no default.",
+            rich_help_panel=TARGET,
+        ),
     ] = None,
     log_delta: Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="Its natural logarithm, where delta underflows.", rich_help_panel=TARGET),
+        typer.Option(
+            parser=number,
+            metavar="NUMBER",
+            help="Its natural logarithm, where delta underflows.",
+            rich_help_panel=TARGET,
+        ),
     ] = None,
     advantage: Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="The target: a membership attack's advantage.", rich_help_panel=TARGET),
+        typer.Option(
+            parser=number, metavar="NUMBER", help="The target: a membership attack's advantage.", rich_help_panel=TARGET
+        ),
     ] = None,
     tpr: Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="The target: an attack's true-positive rate ...", rich_help_panel=TARGET),
+        typer.Option(
+            parser=number,
+            metavar="NUMBER",
+            help="The target: an attack's true-positive rate ...",
+            rich_help_panel=TARGET,
+        ),
     ] = None,
     fpr: Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="... at this false-positive rate.", rich_help_panel=TARGET),
+        typer.Option(parser=number, metavar="NUMBER", help="... at this false-positive rate.", rich_help_panel=TARGET),
     ] = None,
     adjacency: AdjacencyName = ADJACENCIES[0],
     as_json: AsJson = False,
@@ -89,10 +114,13 @@ def calibrate(
         "noise_multiplier": noise_multiplier, "sampling_probability": sampling_probability, "steps": steps,
     }  # fmt: skip
     run = None
-    if any(x is not None for x in (dataset_size, batch_size, epochs)):
+    if any(x is not None for x in (dataset_size, batch_size, epochs, micro_batch_size, accumulation_steps)):
         if noise_multiplier is not None:
-            raise ValueError("--noise-multiplier is what is found from --dataset-size, --batch-size and --epochs.")
-        run = setting(math.nan, sampling_probability, steps, dataset_size, batch_size, epochs)
+            raise ValueError(f"--noise-multiplier is what is found from {listed(map(option, TERMS[:3]))}.")
+        run = setting(
+            math.nan, sampling_probability, steps, dataset_size=dataset_size, batch_size=batch_size, epochs=epochs,
+            micro_batch_size=micro_batch_size, accumulation_steps=accumulation_steps,
+        )  # fmt: skip
         known |= {"sampling_probability": run.sampling_probability, "steps": run.steps}
     free = [name for name, value in known.items() if value is None]
     if len(free) != 1:

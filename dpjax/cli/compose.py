@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from dpjax.cli import _answers, _process
 from dpjax.cli._app import app
-from dpjax.cli._options import METHODS, QUERY, AsJson, AsStatement, MethodName, NoCache, Tolerance, target
+from dpjax.cli._options import METHODS, QUERY, AsJson, AsStatement, MethodName, NoCache, Tolerance, number, target
 
 EXAMPLES = r"""
   dpjax compose run.toml --delta 1e-5
@@ -34,11 +34,11 @@ def compose(
     *,
     delta: Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="The delta to give epsilon for.", rich_help_panel=QUERY),
+        typer.Option(parser=number, metavar="NUMBER", help="The delta to give epsilon for.", rich_help_panel=QUERY),
     ] = None,
     epsilon: Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="The epsilon to give delta for.", rich_help_panel=QUERY),
+        typer.Option(parser=number, metavar="NUMBER", help="The epsilon to give delta for.", rich_help_panel=QUERY),
     ] = None,
     method: MethodName = METHODS[0],
     rtol: Tolerance = 1e-10,

@@ -8,7 +8,7 @@ import typer
 from dpjax import suspicion
 from dpjax.cli import _process
 from dpjax.cli._app import app
-from dpjax.cli._options import QUERY, AsJson, NoCache, word
+from dpjax.cli._options import QUERY, AsJson, NoCache, number, word
 from dpjax.cli._print import print_json, rounded
 
 EXAMPLES = r"""
@@ -27,18 +27,31 @@ def odometer(
     delta: Annotated[
         float,
         typer.Option(
-            show_default=False, metavar="NUMBER", help="How likely the bounds may fail, in all.", rich_help_panel=QUERY
+            show_default=False,
+            parser=number,
+            metavar="NUMBER",
+            help="How likely the bounds may fail, in all.",
+            rich_help_panel=QUERY,
         ),
     ],
     kind: Annotated[
         str, typer.Option(parser=word(KINDS), metavar="WORD", help=f"{', '.join(KINDS)}.", rich_help_panel=QUERY)
     ] = KINDS[0],
-    gamma: Annotated[float, typer.Option(help="mixture: tuned for this intrinsic time.", rich_help_panel=QUERY)] = 0.1,
+    gamma: Annotated[
+        float,
+        typer.Option(
+            parser=number, metavar="NUMBER", help="mixture: tuned for this intrinsic time.", rich_help_panel=QUERY
+        ),
+    ] = 0.1,
     target: Annotated[
-        float | None, typer.Option(help="filter: tightest at this epsilon.", rich_help_panel=QUERY)
+        float | None,
+        typer.Option(parser=number, metavar="NUMBER", help="filter: tightest at this epsilon.", rich_help_panel=QUERY),
     ] = None,
     v0: Annotated[
-        float, typer.Option(help="stitched: valid from this intrinsic time on.", rich_help_panel=QUERY)
+        float,
+        typer.Option(
+            parser=number, metavar="NUMBER", help="stitched: valid from this intrinsic time on.", rich_help_panel=QUERY
+        ),
     ] = 0.01,
     as_json: AsJson = False,
     no_cache: NoCache = False,

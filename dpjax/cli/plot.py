@@ -12,13 +12,16 @@ from dpjax.cli._options import (
     ADJACENCIES,
     OUTPUT,
     QUERY,
+    AccumulationSteps,
     AdjacencyName,
     BatchSize,
     DatasetSize,
     Epochs,
+    MicroBatchSize,
     NoCache,
     Probability,
     Steps,
+    number,
     setting,
     word,
 )
@@ -46,14 +49,19 @@ def plot(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="A ledger (see compose), instead of a DP-SGD run."),
     ] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(metavar="NUMBER", help="As for epsilon.")] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(parser=number, metavar="NUMBER", help="As for epsilon.")
+    ] = None,
     sampling_probability: Probability = None,
     steps: Steps = None,
     dataset_size: DatasetSize = None,
     batch_size: BatchSize = None,
+    micro_batch_size: MicroBatchSize = None,
+    accumulation_steps: AccumulationSteps = None,
     epochs: Epochs = None,
     delta: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="Of the epsilons, for steps.", rich_help_panel=QUERY)
+        float | None,
+        typer.Option(parser=number, metavar="NUMBER", help="Of the epsilons, for steps.", rich_help_panel=QUERY),
     ] = None,
     adjacency: AdjacencyName = ADJACENCIES[0],
     no_cache: NoCache = False,
@@ -65,7 +73,10 @@ def plot(
         raise ValueError("steps needs --delta and a DP-SGD run.")
     run = None
     if noise_multiplier is not None:
-        run = setting(noise_multiplier, sampling_probability, steps, dataset_size, batch_size, epochs)
+        run = setting(
+            noise_multiplier, sampling_probability, steps, dataset_size=dataset_size, batch_size=batch_size, epochs=epochs,
+            micro_batch_size=micro_batch_size, accumulation_steps=accumulation_steps,
+        )  # fmt: skip
     suspicion.question_delta(delta, dataset_size)
     _process.configure_jax(no_cache)
     import numpy as np

@@ -10,6 +10,7 @@ from dpjax.cli._options import (
     ADJACENCIES,
     METHODS,
     QUERY,
+    AccumulationSteps,
     AdjacencyName,
     AsJson,
     AsStatement,
@@ -17,12 +18,14 @@ from dpjax.cli._options import (
     DatasetSize,
     Epochs,
     MethodName,
+    MicroBatchSize,
     NoCache,
     Noise,
     Probability,
     Setting,
     Steps,
     Tolerance,
+    number,
     setting,
     target,
 )
@@ -48,14 +51,23 @@ def epsilon(
     steps: Steps = None,
     dataset_size: DatasetSize = None,
     batch_size: BatchSize = None,
+    micro_batch_size: MicroBatchSize = None,
+    accumulation_steps: AccumulationSteps = None,
     epochs: Epochs = None,
     delta: Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="The delta to answer for; there is no default.", rich_help_panel=QUERY),
+        typer.Option(
+            parser=number, metavar="NUMBER", help="The delta to answer for; there is no default.", rich_help_panel=QUERY
+        ),
     ] = None,
     log_delta: Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="Its natural logarithm, where delta underflows.", rich_help_panel=QUERY),
+        typer.Option(
+            parser=number,
+            metavar="NUMBER",
+            help="Its natural logarithm, where delta underflows.",
+            rich_help_panel=QUERY,
+        ),
     ] = None,
     adjacency: AdjacencyName = ADJACENCIES[0],
     method: MethodName = METHODS[0],
@@ -65,7 +77,10 @@ def epsilon(
     no_cache: NoCache = False,
 ) -> None:
     """The certified epsilon of a DP-SGD run at a given delta."""
-    run = setting(noise_multiplier, sampling_probability, steps, dataset_size, batch_size, epochs)
+    run = setting(
+        noise_multiplier, sampling_probability, steps, dataset_size=dataset_size, batch_size=batch_size, epochs=epochs,
+        micro_batch_size=micro_batch_size, accumulation_steps=accumulation_steps,
+    )  # fmt: skip
     _answer(run, target(delta=delta, log_delta=log_delta), adjacency, method, rtol, as_json, statement, no_cache)
 
 
@@ -77,10 +92,18 @@ def delta(
     steps: Steps = None,
     dataset_size: DatasetSize = None,
     batch_size: BatchSize = None,
+    micro_batch_size: MicroBatchSize = None,
+    accumulation_steps: AccumulationSteps = None,
     epochs: Epochs = None,
     epsilon: Annotated[
         float,
-        typer.Option(show_default=False, metavar="NUMBER", help="The epsilon to answer for.", rich_help_panel=QUERY),
+        typer.Option(
+            show_default=False,
+            parser=number,
+            metavar="NUMBER",
+            help="The epsilon to answer for.",
+            rich_help_panel=QUERY,
+        ),
     ],
     adjacency: AdjacencyName = ADJACENCIES[0],
     method: MethodName = METHODS[0],
@@ -90,7 +113,10 @@ def delta(
     no_cache: NoCache = False,
 ) -> None:
     """The certified delta of a DP-SGD run at a given epsilon."""
-    run = setting(noise_multiplier, sampling_probability, steps, dataset_size, batch_size, epochs)
+    run = setting(
+        noise_multiplier, sampling_probability, steps, dataset_size=dataset_size, batch_size=batch_size, epochs=epochs,
+        micro_batch_size=micro_batch_size, accumulation_steps=accumulation_steps,
+    )  # fmt: skip
     _answer(run, {"epsilon": epsilon}, adjacency, method, rtol, as_json, statement, no_cache)
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,13 +10,31 @@ import typer
 
 from dpjax.cli import _process
 from dpjax.cli._app import app
-from dpjax.cli._options import ADJACENCIES, DIRECT, OUTPUT, QUERY, AdjacencyName, NoCache, option
+from dpjax.cli._options import (
+    ADJACENCIES,
+    DIRECT,
+    OUTPUT,
+    QUERY,
+    TERMS,
+    TRAINING,
+    AdjacencyName,
+    NoCache,
+    derive,
+    exact,
+    listed,
+    not_both,
+    number,
+    option,
+)
 from dpjax.cli._print import print_json
 
 EXAMPLES = r"""
   dpjax sweep --noise-multiplier 0.5:5:100:log \
       --sampling-probability 0.01 --steps 100,1000 --delta 1e-5 \
       --out sweep.csv --plot sweep.png
+
+  dpjax sweep --noise-multiplier 1,1.5,2 --dataset-size 60000 \
+      --batch-size 256,1024,4096 --epochs 10,20,40 --delta 1e-5
 
   dpjax sweep --configurations runs.csv --delta 1e-5
 """
@@ -37,9 +56,11 @@ def _values(name: str, text: str) -> list[float]:
         low, high, count, *kind = text.split(":")
         if kind not in ([], ["log"]) or int(count) < 1:
             raise ValueError
-        space = np.geomspace if kind else np.linspace
-        return space(float(low), float(high), int(count)).tolist()
-    except ValueError:
+        if kind or int(count) == 1:
+            return np.geomspace(float(low), float(high), int(count)).tolist() if kind else [float(low)]
+        first, last = exact(low), exact(high)  # 1:2:11 has 1.7, not the float above, whose epochs might be a step more
+        return [float(first + (last - first) * Fraction(i, int(count) - 1)) for i in range(int(count))]
+    except (ValueError, typer.BadParameter):
         raise ValueError(f"{name} {text!r} is not {_RANGE}.") from None
 
 
@@ -52,6 +73,54 @@ def _configurations(path: Path) -> dict[str, list[float]]:
         return {name: [float(row[name]) for row in rows] for name in rows[0] if name}
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} must hold numbers below a header; {error}.") from None
+
+
+def _grid(parameters: dict[str, Any], questions: dict[str, Any], configurations: Path | None) -> dict[str, Any]:
+    """The columns that were given, in a file or by options; all that are needed."""
+    grid: dict[str, Any] = {}
+    if configurations is not None:
+        grid = _configurations(configurations)
+        unknown = grid.keys() - parameters.keys() - questions.keys()
+        if unknown:
+            raise ValueError(f"{configurations} has the columns {', '.join(sorted(unknown))}, which are not known.")
+        twice = [name for name, text in parameters.items() if text is not None and name in grid]
+        if twice:
+            raise ValueError(f"{', '.join(twice)} is in {configurations} and on the command line.")
+    for name, text in {**parameters, **questions}.items():
+        if text is not None:
+            grid[name] = _values(option(name), text)
+    needed = ["noise_multiplier"]
+    if not any(name in grid for name in TERMS):
+        needed += ["sampling_probability", "steps"]
+    absent = [name for name in needed if name not in grid]
+    if absent and configurations is None:
+        more = f"; or give {listed(map(option, TERMS[:3]))}" if "noise_multiplier" not in absent else ""
+        raise ValueError(f"{', '.join(map(option, absent))} missing{more}; or give --configurations.")
+    if absent:
+        raise ValueError(f"{configurations} lacks {', '.join(absent)}.")
+    if ("delta" in grid) == ("epsilon" in grid):
+        raise ValueError("give either --delta or --epsilon; neither has a default.")
+    return grid
+
+
+def _derived(grid: dict[str, Any], mode: str) -> dict[str, Any]:
+    """Rows in terms of training, with the sampling probability and the steps of each."""
+    import numpy as np
+
+    if mode == "product":
+        axes = np.meshgrid(*map(np.asarray, grid.values()), indexing="ij")
+        columns = {name: axis.reshape(-1).tolist() for name, axis in zip(grid, axes, strict=True)}
+    else:
+        rows = max(map(len, grid.values()))
+        columns = {name: values * rows if len(values) == 1 else values for name, values in grid.items()}
+        if len({len(values) for values in columns.values()}) > 1:
+            raise ValueError(f"the file has {rows} rows: options beside it need one value, or one for each row.")
+    terms = {name: columns[name] for name in TERMS if name in columns}
+    each = [*zip(*terms.values(), strict=True)]
+    found = {row: derive(dict(zip(terms, row, strict=True))) for row in dict.fromkeys(each)}
+    asked = {name: columns.pop(name) for name in ("delta", "epsilon") if name in columns}
+    derived = {name: [getattr(found[row], name) for row in each] for name in ("sampling_probability", "steps")}
+    return columns | derived | asked
 
 
 def _option(help: str, panel: str) -> Any:
@@ -68,6 +137,21 @@ def sweep(
         str | None, _option("Probability of each record to be in a batch, in the same form.", DIRECT)
     ] = None,
     steps: Annotated[str | None, _option("Number of updates, in the same form.", DIRECT)] = None,
+    dataset_size: Annotated[str | None, _option("Records in the dataset, in the same form.", TRAINING)] = None,
+    batch_size: Annotated[
+        str | None,
+        _option("Expected records between two additions of noise, all micro-batches of an update together.", TRAINING),
+    ] = None,
+    micro_batch_size: Annotated[
+        str | None,
+        _option("With gradient accumulation, instead of --batch-size: records of a micro-batch ...", TRAINING),
+    ] = None,
+    accumulation_steps: Annotated[
+        str | None, _option("... and how many of them an update sums up before noise is added.", TRAINING)
+    ] = None,
+    epochs: Annotated[
+        str | None, _option("Passes over the dataset: the steps are epochs * dataset / batch, rounded up.", TRAINING)
+    ] = None,
     configurations: Annotated[
         Path | None,
         typer.Option(
@@ -81,7 +165,7 @@ def sweep(
     epsilon: Annotated[str | None, _option("The epsilon to give delta for, in the same form.", QUERY)] = None,
     adjacency: AdjacencyName = ADJACENCIES[0],
     rtol: Annotated[
-        float, typer.Option(metavar="NUMBER", help="Relative tolerance on delta.", rich_help_panel=QUERY)
+        float, typer.Option(parser=number, metavar="NUMBER", help="Relative tolerance on delta.", rich_help_panel=QUERY)
     ] = 1e-6,
     gradients: Annotated[
         bool, typer.Option("--gradients", help="Add the derivatives by each parameter.", rich_help_panel=QUERY)
@@ -103,45 +187,35 @@ def sweep(
     no_cache: NoCache = False,
 ) -> None:
     """Epsilon or delta of any number of DP-SGD runs: all combinations of the parameters, or the rows of a file."""
-    parameters = {
-        "noise_multiplier": noise_multiplier, "sampling_probability": sampling_probability, "steps": steps,
+    direct = {"sampling_probability": sampling_probability, "steps": steps}
+    terms = {
+        "dataset_size": dataset_size, "batch_size": batch_size, "micro_batch_size": micro_batch_size,
+        "accumulation_steps": accumulation_steps, "epochs": epochs,
     }  # fmt: skip
-    questions = {"delta": delta, "epsilon": epsilon}
-    if configurations is None:
-        missing = [option(name) for name, text in parameters.items() if text is None]
-        if missing:
-            raise ValueError(f"{', '.join(missing)} missing; or give --configurations.")
-        grid: dict[str, Any] = {}
-    else:
-        grid = _configurations(configurations)
-        unknown = grid.keys() - parameters.keys() - questions.keys()
-        if unknown:
-            raise ValueError(f"{configurations} has the columns {', '.join(sorted(unknown))}, which are not known.")
-        twice = [name for name, text in parameters.items() if text is not None and name in grid]
-        if twice:
-            raise ValueError(f"{', '.join(twice)} is in {configurations} and on the command line.")
-    for name, text in {**parameters, **questions}.items():
-        if text is not None:
-            grid[name] = _values(option(name), text)
-    absent = [name for name in parameters if name not in grid]
-    if absent:
-        raise ValueError(f"{configurations} lacks {', '.join(absent)}.")
-    if "steps" in grid and all(float(x).is_integer() for x in grid["steps"]):
-        grid["steps"] = [int(x) for x in grid["steps"]]
-    if ("delta" in grid) == ("epsilon" in grid):
-        raise ValueError("give either --delta or --epsilon; neither has a default.")
+    parameters = {"noise_multiplier": noise_multiplier, **direct, **terms}
+    grid = _grid(parameters, {"delta": delta, "epsilon": epsilon}, configurations)
+    varied, mode = [*grid], "product" if configurations is None else "zip"
+    if any(name in grid for name in terms):
+        not_both(name for name in direct if name in grid)
+        grid, mode = _derived(grid, mode), "zip"
+    for name in ("steps", *TERMS):
+        if name in grid and all(float(x).is_integer() for x in grid[name]):
+            grid[name] = [int(x) for x in grid[name]]
     if resume and out is None:
         raise ValueError("--resume belongs to --out.")
 
     _process.configure_jax(no_cache, choose_platform=False)  # the devices that there are
     import dpjax
 
+    def run(noise_multiplier, sampling_probability, steps, **_):
+        return dpjax.dpsgd(noise_multiplier, sampling_probability, steps)
+
     table = dpjax.sweep(
-        dpjax.dpsgd, grid, mode="product" if configurations is None else "zip", adjacency=dpjax.Adjacency(adjacency),
-        rtol=rtol, gradients=list(parameters) if gradients else False, path=out, resume=resume,
+        run, grid, mode=mode, adjacency=dpjax.Adjacency(adjacency), rtol=rtol, path=out, resume=resume,
+        gradients=["noise_multiplier", *direct] if gradients else False,
     )  # fmt: skip
     if plot is not None:
-        _picture(table, [*grid], "epsilon" if "delta" in grid else "delta").figure.savefig(plot)
+        _picture(table, varied, "epsilon" if "delta" in grid else "delta").figure.savefig(plot)
     if as_json:
         print_json({name: column.tolist() for name, column in table.items()})
     elif out is None:
@@ -157,10 +231,11 @@ def _picture(table: Any, names: list[str], answer: str) -> Any:
     from dpjax import plotting
 
     varying = [name for name in names if np.unique(table[name]).size > 1]
-    if len(varying) == 2 and "steps" not in varying:
+    lengths = [name for name in ("steps", "epochs") if name in varying]
+    if len(varying) == 2 and not lengths:
         return plotting.heat_map(table, *varying, value=answer)
     if answer == "epsilon" and len(varying) in (1, 2):
-        x = "steps" if "steps" in varying else varying[0]
+        x = lengths[0] if lengths else varying[0]
         others = [name for name in varying if name != x]
         order = np.argsort(table[x], kind="stable")
         curves = {}
@@ -169,5 +244,6 @@ def _picture(table: Any, names: list[str], answer: str) -> Any:
             label = "" if value is None else f"{others[0].replace('_', ' ')} {value:g}"
             curves[label] = table[answer][rows]
             across = table[x][rows]
-        return plotting.epsilon_sweep(across, curves, x_label=x.replace("_", " "))
+        y_label = "epsilon" if "delta" in varying else f"epsilon at delta = {table['delta'][0]:g}"
+        return plotting.epsilon_sweep(across, curves, x_label=x.replace("_", " "), y_label=y_label)
     raise ValueError(f"--plot shows one or two parameters that vary; here {', '.join(varying) or 'none'} vary.")

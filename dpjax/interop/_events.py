@@ -35,6 +35,7 @@ from dpjax.mechanisms import (
     SelfComposed,
     TreeAggregation,
     TruncatedPoissonSampled,
+    require_adjacency,
 )
 
 NOTHING = Composed(())
@@ -85,8 +86,7 @@ def from_dp_event(event: Any, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
       >>> interop.from_dp_event(dp_accounting.SelfComposedDpEvent(step, 1000))
       SelfComposed(PoissonSampled(0.01, Gaussian(1.1)), 1000)
     """
-    if not isinstance(adjacency, Adjacency):
-        raise ValueError(f"adjacency = {adjacency!r}, but it must be a dpjax.Adjacency.")
+    require_adjacency(adjacency)
     name = class_name(event)
     if name in _REFUSED:
         raise UnsupportedEvent(event, f"{name} {_REFUSED[name]}")

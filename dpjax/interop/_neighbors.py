@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpjax.mechanisms import Adjacency
+from dpjax.mechanisms import Adjacency, require_adjacency
 
 _NAMES = ("ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL")
 
@@ -52,7 +52,8 @@ def to_neighboring_relation(adjacency: Adjacency) -> Any:
       >>> to_neighboring_relation(dpjax.Adjacency.REPLACE_ONE).name
       'REPLACE_ONE'
     """
-    if not isinstance(adjacency, Adjacency) or adjacency.name not in _NAMES:
+    require_adjacency(adjacency)
+    if adjacency.name not in _NAMES:
         raise ValueError(
             f"adjacency = {adjacency!r}, but it must be one of {', '.join(f'Adjacency.{n}' for n in _NAMES)}: "
             "dp_accounting has no single directions."

@@ -13,6 +13,7 @@ from dpjax.mechanisms._base import ComposedOver as ComposedOver
 from dpjax.mechanisms._base import Mechanism as Mechanism
 from dpjax.mechanisms._base import SelfComposed as SelfComposed
 from dpjax.mechanisms._base import attained as attained
+from dpjax.mechanisms._base import require_adjacency as require_adjacency
 from dpjax.mechanisms.claims import PARAMETRIC as PARAMETRIC
 from dpjax.mechanisms.claims import ZCDP as ZCDP
 from dpjax.mechanisms.claims import ApproximateDP as ApproximateDP

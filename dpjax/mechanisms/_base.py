@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from dpjax import _validate
+from dpjax import _validate, suspicion
 from dpjax._pytree import node, static
 
 
@@ -28,6 +28,16 @@ class Adjacency(enum.Enum):
     REPLACE_SPECIAL = "replace_special"
     ADD = "add"
     REMOVE = "remove"
+
+
+def require_adjacency(x: Any) -> None:
+    """Raises ValueError unless ``x`` is an ``Adjacency``; words of it are told which member they mean."""
+    if isinstance(x, Adjacency):
+        return
+    word = str(getattr(x, "name", x)).lower()  # also dp_accounting's NeighboringRelation
+    meant = [a for a in Adjacency if a.value == word.replace("-", "_")]
+    allowed = f"one of {', '.join(f'Adjacency.{a.name}' for a in Adjacency)}"
+    raise ValueError(f"adjacency = {x!r}, but it must be {f'dpjax.Adjacency.{meant[0].name}' if meant else allowed}.")
 
 
 class Mechanism:
@@ -55,6 +65,8 @@ class Mechanism:
             raise TypeError(f"{count!r} as a count: write np.array({count!r}) for a batch, one entry for each count.")
         if isinstance(count, Mechanism | str | bytes | bool | dict):
             return NotImplemented
+        if not any(map(_validate.is_traced, jax.tree.leaves(self))):  # part of a traced computation is no input
+            suspicion.question_steps(count)
         return SelfComposed(self, count)
 
     __rmul__ = __mul__

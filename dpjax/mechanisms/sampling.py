@@ -296,4 +296,5 @@ def dpsgd(noise_multiplier: ArrayLike, sampling_probability: ArrayLike, steps: A
     record = SelfComposed(PoissonSampled(sampling_probability, Gaussian(noise_multiplier)), steps)
     if None not in map(suspicion.number, (noise_multiplier, sampling_probability, steps)):
         suspicion.question_noise(noise_multiplier)
+        suspicion.question_steps(steps)
     return record

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from dpjax import _validate, composition
-from dpjax.mechanisms import Adjacency, Composed, ComposedOver, Mechanism, SelfComposed
+from dpjax.mechanisms import Composed, ComposedOver, Mechanism, SelfComposed, require_adjacency
 
 
 def is_traced(mechanism: Mechanism, *numbers: Any) -> bool:
@@ -19,7 +19,7 @@ def required(mechanism: Any, adjacency: Any) -> Mechanism:
     """The mechanism to ask about; raises TypeError or ValueError unless these are a mechanism and an adjacency."""
     if not isinstance(mechanism, Mechanism):
         raise TypeError(f"mechanism must be a dpjax mechanism; got {mechanism!r}.")
-    _validate.one_of("adjacency", adjacency, tuple(Adjacency))
+    require_adjacency(adjacency)
     composition.check(mechanism)
     return composition.reduced(mechanism, adjacency)
 

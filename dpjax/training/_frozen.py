@@ -49,6 +49,9 @@ class Frozen:
         leaves = [next(moving) if x is None else x[()] for x in self._fixed.leaves]
         return jax.tree.unflatten(self._fixed.structure, leaves)
 
+    def __repr__(self) -> str:
+        return repr(self.record)
+
     def same_structure(self, other: Frozen) -> bool:
         """Whether the two are one record as far as their concrete numbers go."""
         return self._fixed == other._fixed

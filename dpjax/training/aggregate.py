@@ -10,6 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dpjax import _validate
+from dpjax.adaptive._filter import show
 from dpjax.mechanisms import FixedSizeSampled, Mechanism, TruncatedPoissonSampled
 from dpjax.training import steps as _steps
 from dpjax.training._frozen import Frozen, fingerprint
@@ -34,6 +35,9 @@ class PrivacyState(NamedTuple):
     rng_key: jax.Array
     fingerprint: jax.Array
     steps: Frozen
+
+    def __repr__(self) -> str:
+        return f"PrivacyState(count={show(self.count)}, steps={self.steps!r}, rng_key is secret)"
 
 
 def private_aggregate(

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax.adaptive._filter import Filter
+from dpjax import _validate
+from dpjax.adaptive._filter import Filter, show
 from dpjax.adaptive.odometers import Odometer
 from dpjax.mechanisms import RandomAllocation
 from dpjax.training._frozen import Frozen, fingerprint
@@ -39,6 +40,13 @@ class GuardedState(NamedTuple):
     fingerprint: jax.Array
     filter: Frozen
 
+    def __repr__(self) -> str:
+        last = "?" if _validate.is_traced(self.granted) else "granted" if np.all(self.granted) else "refused"
+        return (
+            f"GuardedState(last step {last}, {show(self.refused)} refused, {self.filter_state!r}, inner_state=..., "
+            f"filter={self.filter!r})"
+        )
+
 
 class MeteredState(NamedTuple):
     """State of ``metered``.
@@ -54,6 +62,9 @@ class MeteredState(NamedTuple):
     inner_state: Any
     fingerprint: jax.Array
     odometer: Frozen
+
+    def __repr__(self) -> str:
+        return f"MeteredState({self.odometer_state!r}, inner_state=..., odometer={self.odometer!r})"
 
 
 def guarded(optimizer: optax.GradientTransformation, filter: Filter) -> optax.GradientTransformationExtraArgs:

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from dpjax import _validate, accounting, suspicion
 from dpjax.adaptive import GDPFilter, RenyiFilter, ZCDPFilter
 from dpjax.adaptive._filter import show
-from dpjax.mechanisms import Adjacency, Gaussian, Mechanism
+from dpjax.mechanisms import Adjacency, Gaussian, Mechanism, require_adjacency
 from dpjax.training import steps as _steps
 from dpjax.training._frozen import fingerprint
 from dpjax.training.aggregate import PrivacyState
@@ -205,6 +205,8 @@ def _by_odometer(state: MeteredState, delta: Any, adjacency: Adjacency | None) -
 
 def _same_adjacency(keeper: Any, adjacency: Adjacency | None) -> None:
     own = getattr(keeper, "adjacency", None)
+    if adjacency is not None:
+        require_adjacency(adjacency)
     if adjacency is not None and own is not None and adjacency is not own:
         raise ValueError(f"adjacency = {adjacency}, but {type(keeper).__name__} was made for {own}.")
 

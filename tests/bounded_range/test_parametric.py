@@ -88,7 +88,7 @@ def test_traced():
         (lambda: dpjax.BoundedRange(1.0, t=2.0), "t = 2.0"),
         (lambda: dpjax.PureDP(np.inf), "epsilon = inf"),
         (lambda: dpjax.ApproximateDP(1.0, 2.0), "delta = 2.0"),
-        (lambda: dpjax.delta(dpjax.PureDP(0.1) * 1.5, 0.1), "count = 1.5"),
+        (lambda: dpjax.delta(dpjax.SelfComposed(dpjax.PureDP(0.1), 1.5), 0.1), "count = 1.5"),
         (lambda: dpjax.delta(dpjax.PureDP(0.1), 0.1, method="levy"), "method = 'levy'"),
     ],
 )

@@ -367,3 +367,30 @@ def test_refused(case):
     call, error, words = REFUSED[case]
     with pytest.raises(error, match=words):
         call()
+
+
+def test_states_say_what_was_spent():
+    """Concrete, traced, batched, as placeholders: a state is printed where a program is debugged. Keys are secret."""
+    filt = ApproxDPFilter(epsilon=1.0, delta=1e-6, slack=1e-6)
+    state, _ = filt.request(filt.init(), epsilon=0.1)
+    assert repr(state) == "FilterState(ApproxDPFilter: 1 granted, spent 0.0100001, delta 0.0)"  # in float32, rounded up
+    seen = []
+    jax.jit(lambda s: seen.append(repr(s)))(state)
+    assert seen == ["FilterState(ApproxDPFilter: <traced> granted, spent <traced>, delta <traced>)"]
+    assert "in (20,)" in repr(filt.init((20,)))
+    for placeholder in (None, "leaf", jax.ShapeDtypeStruct((), jnp.float32)):
+        assert repr(jax.tree.map(lambda x, p=placeholder: p, state)).startswith("FilterState(ApproxDPFilter")
+    odometer = MixtureOdometer(1e-6, gamma=0.1)
+    assert repr(odometer.update(odometer.init(), epsilon=0.5)) == "OdometerState(intrinsic time 0.25, delta 0.0)"
+    private = training.private_aggregate(1.0, dpjax.Gaussian(2.0), key=1234, expected_batch_size=1)
+    shown = repr(private.init(jnp.zeros(2)))
+    assert shown == "PrivacyState(count=0, steps=Gaussian(2), rng_key is secret)"
+    optimizer = training.guarded(private, dpjax.adaptive.GDPFilter(mu=0.6))
+    state = optimizer.init(jnp.zeros(2))
+    for said in ("granted, 0 refused", "refused, 1 refused", "refused, 2 refused"):
+        _, state = optimizer.update(jnp.ones((1, 2)), state, jnp.zeros(2))
+        assert repr(state).startswith(f"GuardedState(last step {said}, FilterState(GDPFilter: 1 granted, spent")
+    metered = training.metered(private, odometer).init(jnp.zeros(2))
+    assert repr(metered).startswith(
+        "MeteredState(OdometerState(intrinsic time 0.0, delta 0.0), inner_state=..., odometer=Mix"
+    )
