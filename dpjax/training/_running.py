@@ -25,7 +25,7 @@ from jax import lax
 from dpjax import _precision, _validate, contour, cumulant
 from dpjax._plan import PI, Plan, Problem, xlogx
 from dpjax._positions import pick
-from dpjax._precision import DOWN, INTEGER, NEAREST, UP
+from dpjax._precision import DOWN, NEAREST, UP
 from dpjax._validate import is_traced
 from dpjax.adaptive._sums import two_sum
 from dpjax.mechanisms import Adjacency
@@ -35,8 +35,8 @@ from dpjax.training._tilts import Contours
 _NATS = 46.0  # what the inner quadrature is planned for
 _SHIFTS = np.asarray([0.0, 0.25, 0.5, 0.75, 1.0])  # contour shifts of the truncation bound, on a log scale
 _TINY = 2.0**-126  # the smallest normal float32
-PER_ADDITION, LOST = 2.0**-71, 2.0**-124  # of a sum, relative and absolute: what splitting into three loses at most
-_REPRESENTED = 2.0**-53  # what reading three numbers as one float64 loses
+PER_ADDITION, LOST = 2.0**-71, 2.0**-124  # relative and absolute: what an addition may lose
+READ = 2.0**-53  # what reading three numbers as one float64 loses
 
 
 class Running(NamedTuple):
@@ -73,8 +73,8 @@ class Running(NamedTuple):
     inner: Any
 
 
-_FIXED = ("tilt", "spacing", "beyond")
-_ROUNDING = tuple(INTEGER if name == "number" else NEAREST for name in Running._fields if name not in _FIXED)
+_SUMS = Running._fields[5:]
+_EVENTS = (0, 0, 1, 1, 1, 3, 3, 3, 3, 4, 4, 2, 2, 2, 3)  # axes of the fields
 
 
 def start(on: Contours, directions: tuple[Adjacency, ...], least: float) -> Running:
@@ -142,7 +142,7 @@ def _lanes(directions: tuple[Adjacency, ...], sigma: jax.Array, q: jax.Array, ti
 
 def _advance(directions: tuple[Adjacency, ...], sigma, q, *leaves) -> tuple:
     """The sums after one more step; float64, a leading axis of states."""
-    old = Running(*leaves)
+    old = Running(sigma, sigma, *leaves)
     states, d, j = sigma.shape[0], len(directions), old.tilt.shape[1]
     nodes = old.inner.shape[-1]
     good = ~jnp.isnan(sigma)
@@ -177,8 +177,6 @@ def _advance(directions: tuple[Adjacency, ...], sigma, q, *leaves) -> tuple:
         return jnp.where(good.reshape((states,) + (1,) * (a.ndim - 1)), a, jnp.nan)
 
     return (
-        old.number + 1,
-        jnp.minimum(old.least, sigma),
         add(old.real, each(real.value)),
         add(old.mean, each(real.mean)),
         add(old.upper, each(upper)),
@@ -192,109 +190,179 @@ def _advance(directions: tuple[Adjacency, ...], sigma, q, *leaves) -> tuple:
     )
 
 
-def advance(state: Running, directions: tuple[Adjacency, ...], sigma: Any, q: Any) -> Running:
+def advance(state: Running, directions: tuple[Adjacency, ...], sigma: jax.Array, q: Any) -> Running:
     """The sums after one more step, ``PoissonSampled(q, Gaussian(sigma))``; they are NaN from then on if ``sigma`` is."""
-    args = [lax.stop_gradient(sigma), q, *jax.tree.map(lax.stop_gradient, state)]
-    args = [a[None] if isinstance(a, jax.Array) else np.asarray(a, np.float64)[None] for a in args]
+    new = _one_more(state, sigma)
+    found = _call(_advance, directions, (sigma, q, *new[2:]), (NEAREST,) * len(_SUMS))
+    return new._replace(**{name: jnp.asarray(x, jnp.float32) for name, x in zip(_SUMS, found, strict=True)})
+
+
+def _one_more(state: Any, sigma: jax.Array) -> Any:
+    sigma = lax.stop_gradient(sigma)
+    near = sigma.astype(jnp.float32)
+    down = jnp.where(near > sigma, jnp.nextafter(near, jnp.float32(0)), near)
+    return state._replace(number=state.number + 1, least=jnp.minimum(state.least, down))
+
+
+def _call(function: Any, static: Any, args: tuple, rounding: tuple[str, ...]) -> list:
+    """``function`` of arguments without the axis of lanes, in float64."""
+    args = tuple(
+        lax.stop_gradient(a)[None] if isinstance(a, jax.Array) else np.asarray(a, np.float64)[None] for a in args
+    )
     if any(map(is_traced, args)):
-        found = _precision.traced(_advance, directions, tuple(args), _ROUNDING)
+        found = _precision.traced(function, static, args, rounding)
     else:
-        found = _precision.concrete(_advance, directions, *args)
-    found = iter(found)
-    new = {name: next(found)[0] for name in Running._fields if name not in _FIXED}
-    kept = {name: getattr(state, name) for name in _FIXED}
-    cast = {name: jnp.asarray(x, getattr(state, name).dtype) for name, x in new.items()}
-    return Running(**cast, **kept)
+        found = _precision.concrete(function, static, *args)
+    return [x[0] for x in found]
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # The bound
 
 
-def _bound(static: tuple, log_delta, q, *leaves) -> tuple:
-    """(lower, estimate, upper) of epsilon; static: the directions that were summed, and those that are asked for."""
+def _bound(static: tuple, delta, q, *leaves) -> tuple:
+    """(lower, upper, upper) of epsilon; static: the directions that were summed, and those that are asked for."""
     directions, asked = static
     now = Running(*leaves)
-    states, d, j = log_delta.shape[0], len(directions), now.tilt.shape[1]
-    size = now.inner.shape[-1]
-    lanes = states * d * j
-    flat = lambda a: a.reshape((lanes, *a.shape[3:]))
-    spread_out = lambda a: jnp.broadcast_to(a, (states, d, j)).reshape(-1)
-    s, h = spread_out(now.tilt[:, None]), spread_out(now.spacing[:, None])
-    given, number = spread_out(log_delta[:, None, None]), now.number[:, None, None]
-    k, mean, cut, log_modulus, angle = (
-        flat(value(a)) for a in (now.real, now.mean, now.cut, now.log_modulus, now.angle)
-    )
-    size_k, spread, excess, inner = map(flat, (now.size, now.spread, now.excess, now.inner))
-    n = spread_out(number)
+    states, d, j = delta.shape[0], len(directions), now.tilt.shape[1]
+    log_delta = jnp.log(jnp.where(delta >= 0, delta, jnp.nan))
+    log_delta = log_delta - 4e-16 * jnp.where(jnp.isfinite(log_delta), jnp.abs(log_delta), 0.0)
+    found = _along(now, states, d, j, log_delta)
 
-    t = h[:, None] * np.arange(size)
-    turned = PI * t * spread[:, None]
-    lost = n * PER_ADDITION
-    moved = lambda log_modulus, angle, of: of[:, None] * (
-        jnp.abs(log_modulus) + angle + t * jnp.abs(mean)[:, None] + jnp.abs(k)[:, None]
-    )
-    represented = moved(log_modulus, turned, lost) + moved(log_modulus, jnp.abs(angle), 0 * lost + _REPRESENTED)
-    inner = inner + represented + (n * LOST)[:, None] * (2 + t)
+    best = lambda a, least: least(a.reshape(states, d, j), 2).T  # (d, states)
+    lower, upper = best(found.lower, jnp.max).reshape(-1), best(found.upper, jnp.min).reshape(-1)
+    repeated = lambda a: jnp.tile(a, d)
+    parts = np.asarray([part_constants(direction) for direction in directions], np.float64)
+    parts = [jnp.repeat(jnp.asarray(parts[:, None, :, i]), states, 0) for i in range(3)]
+    number = repeated(now.number)[:, None]
+    run = Problem(0 * number[:, 0], SampledGaussianPair(1 + 0 * number, repeated(q)[:, None], *parts), number)
+    ends = contour.limits(run, repeated(log_delta), contour.Ends(lower, upper, upper), "epsilon")
 
-    # Chernoff's bounds, on all tilts
+    kept = np.asarray([direction in asked for direction in directions])[:, None]
+    largest = lambda a: jnp.max(jnp.where(kept, a.reshape(d, states), 0.0), 0)
+    some = now.number > 0
+    upper = jnp.where(delta > 0, largest(ends.upper), jnp.inf)
+    bad = jnp.isnan(now.least) | ~((delta >= 0) & (delta <= 1)) | ~(now.number >= 0)
+    return tuple(jnp.where(bad, jnp.nan, jnp.where(some, a, 0.0)) for a in (largest(ends.lower), upper, upper))
+
+
+def _along(now: Running, states: int, d: int, j: int, log_delta: jax.Array) -> contour.Solution:
+    """The answer along each contour, (states x directions x contours,)."""
+    nodes = now.inner.shape[-1]
+    flat = lambda a: a.reshape((-1, *a.shape[3:]))
+    each = lambda a: jnp.broadcast_to(a, (states, d, j)).reshape(-1)
+    s, h = each(now.tilt[:, None]), each(now.spacing[:, None])
+    given, n = each(log_delta[:, None, None]), each(now.number[:, None, None])
+    k, mean, cut = (flat(value(a)) for a in (now.real, now.mean, now.cut))
+    log_modulus, angle = flat(value(now.log_modulus)), flat(value(now.angle))
+    size, spread, excess, inner = map(flat, (now.size, now.spread, now.excess, now.inner))
+    t = h[:, None] * np.arange(nodes)
+
+    # what the sums and their representation lose
+    common = jnp.abs(k)[:, None] + t * jnp.abs(mean)[:, None] + jnp.abs(log_modulus)
+    added = (n * PER_ADDITION)[:, None] * (common + PI * t * spread[:, None]) + (n * LOST)[:, None] * (3 + t)
+    inner = inner + added + READ * (common + jnp.abs(angle))
+    cut = cut + (n * PER_ADDITION + 1e-14) * jnp.abs(cut) + n * LOST
+
+    # Chernoff's bounds, on all tilts there are
     r = jnp.concatenate([now.tilt, now.beyond], 1)[:, None, :]
-    up = value(now.upper)
-    up = up + (number * PER_ADDITION + 1e-14) * jnp.abs(up) + number * LOST
-    own = lambda a: jnp.repeat(jnp.broadcast_to(a, up.shape).reshape(states * d, -1), j, 0)
-    r, up = own(r), own(up)
-    chernoff = jnp.min((up + xlogx(r) - given[:, None]) / r, 1)
+    upper = value(now.upper)
+    upper = upper + (now.number[:, None, None] * PER_ADDITION + 1e-14) * jnp.abs(upper) + LOST * now.number[:, None, None]
+    own = lambda a: jnp.repeat(jnp.broadcast_to(a, upper.shape).reshape(states * d, -1), j, 0)
+    r, upper = own(r), own(upper)
+    first = jnp.maximum(jnp.min((upper + xlogx(r) - given[:, None]) / r, 1), 0.0)
 
-    one, none = jnp.ones((lanes, 1), s.dtype), jnp.zeros((lanes, 1), s.dtype)
-    widest = jnp.max(r, 1, keepdims=True)
-    plan = Plan(
-        jnp.maximum(chernoff, 0.0), given, widest, widest, widest, widest, widest, widest, widest,
-        jnp.zeros((lanes,), jnp.int32), s, 2 * PI / h, 0 * s + size, none, none, none,
-    )  # fmt: skip
     # all steps together are one component, used once; that its loss has no upper end is the safe side
+    one = jnp.ones((s.size, 1), s.dtype)
+    widest, none = jnp.max(r, 1, keepdims=True), 0 * one
+    plan = Plan(
+        first, given, widest, widest, widest, widest, widest, widest, widest,
+        jnp.zeros(s.shape, jnp.int32), s, 2 * PI / h, 0 * s + nodes, none, none, none,
+    )  # fmt: skip
     parts = one[..., None]
     problem = Problem(0 * s, SampledGaussianPair(one, 0.5 * one, parts, parts, parts), one)
-    above, below = contour.bounding_tilts(plan, r, up)
-    error = jnp.log(-jnp.expm1(-excess)) + 1e-14
-    real = cumulant.RealCumulant(k[:, None], error[:, None], mean[:, None], size_k[:, None])
+    log_excess = (jnp.log(-jnp.expm1(-excess)) + 1e-14)[:, None]
+    real = cumulant.RealCumulant(k[:, None], log_excess, mean[:, None], size[:, None])
     unused: Any = None
     together = contour.Inner(unused, unused, unused, real, none - 1, cut[:, None])
-    tilt = contour.composed(
-        problem, plan, together, (size - 1) * h, (pick(r, above), pick(up, above)), (pick(r, below), pick(up, below))
-    )
-    tilt = tilt._replace(log_cut=tilt.log_cut + (lost + 1e-14) * jnp.abs(tilt.log_cut) + n * LOST)
-    half = jnp.broadcast_to(np.where(np.arange(size) == 0, np.log(0.5), 0.0), t.shape)
+    above, chernoff = ((pick(r, i), pick(upper, i)) for i in contour.bounding_tilts(plan, r, upper))
+    tilt = contour.composed(problem, plan, together, (nodes - 1) * h, above, chernoff)
+    half = jnp.broadcast_to(np.where(np.arange(nodes) == 0, np.log(0.5), 0.0), t.shape)
     weight, phase, _ = contour.terms(problem, plan, tilt, t, half, log_modulus[:, None], angle[:, None])
-    log_inner = weight + jnp.where(inner < 1, jnp.log(jnp.expm1(jnp.minimum(inner, 1.0))), inner)
+    small = jnp.minimum(inner, 1.0)
+    log_inner = weight + jnp.where(inner < 1, jnp.log(jnp.expm1(small)), inner)
     line = contour.Line(h, t, weight, phase, log_inner, spread)
-    found = contour.ends(problem, plan, tilt, line, given, contour.start(given), 1e-9, unknown="epsilon")
-
-    joined = lambda a, least: least(a.reshape(states, d, j), 2).T.reshape(-1)
-    ends = contour.Ends(
-        joined(found.lower, jnp.max), joined(found.estimate * 0 + found.upper, jnp.min), joined(found.upper, jnp.min)
-    )
-    repeated = lambda a: jnp.tile(a, d)
-    constants = np.repeat(np.asarray([part_constants(x) for x in directions], np.float64), 1, 0)
-    whole = [jnp.repeat(jnp.asarray(constants[:, None, :, i]), states, 0) for i in range(3)]
-    count = repeated(now.number)[:, None]
-    run = Problem(0 * count[:, 0], SampledGaussianPair(1 + 0 * count, repeated(q)[:, None], *whole), count)
-    ends = contour.limits(run, repeated(log_delta), ends, "epsilon")
-    kept = np.asarray([x in asked for x in directions])
-    largest = lambda a: jnp.max(jnp.where(kept[:, None], a.reshape(d, states), 0.0), 0)
-    lower, _, upper = map(largest, ends)
-    some = now.number > 0
-    upper = jnp.where(some & (log_delta == -jnp.inf), jnp.inf, upper)
-    bad = jnp.isnan(now.least) | jnp.isnan(log_delta) | ~(now.number >= 0) | (log_delta > 0)
-    return tuple(jnp.where(bad, jnp.nan, jnp.where(some, a, 0.0)) for a in (lower, upper, upper))
+    return contour.ends(problem, plan, tilt, line, given, contour.start(given), 1e-9, unknown="epsilon")
 
 
-def bound(state: Running, directions: tuple, asked: tuple, log_delta: Any, q: Any) -> tuple:
-    """Certified (lower, upper) ends of the epsilon of the steps summed, for the larger of the directions ``asked`` for."""
-    leaves = [_validate.number("number", state.number), *state[1:]]
-    args = [a[None] if isinstance(a, jax.Array) else np.asarray(a, np.float64)[None] for a in (log_delta, q, *leaves)]
-    static = (directions, asked)
+def bound(
+    state: Running, directions: tuple[Adjacency, ...], asked: tuple[Adjacency, ...], delta: Any, q: Any
+) -> tuple[Any, Any]:
+    """Certified (lower, upper) ends of the epsilon of the steps summed, for the larger of the directions ``asked`` for.
+
+    States that are batched broadcast against ``delta``.
+    """
+    shape = jnp.broadcast_shapes(np.shape(state.number), np.shape(delta))
+    size = int(np.prod(shape, dtype=int))
+    leaves = state._replace(number=_validate.number("number", state.number))
+
+    def flat(a, events):
+        xp = jnp if isinstance(a, jax.Array) else np
+        own = np.shape(a)[np.ndim(a) - events :]
+        batch = np.shape(a)[: np.ndim(a) - events]
+        lifted = xp.reshape(a, (1,) * (len(shape) - len(batch)) + batch + own)
+        return xp.broadcast_to(lifted, (*shape, *own)).reshape((size, *own))
+
+    args = flat(delta, 0), flat(q, 0), *map(flat, leaves, _EVENTS)
+    static = directions, asked
     if any(map(is_traced, args)):
-        lower, _, upper = _precision.traced(_bound, static, tuple(args), (DOWN, UP, UP))
+        lower, _, upper = _precision.traced(_bound, static, args, (DOWN, UP, UP))
     else:
         lower, _, upper = _precision.concrete(_bound, static, *args)
-    return lower[0], upper[0]
+    return lower.reshape(shape), upper.reshape(shape)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Without sampling
+
+
+class Variance(NamedTuple):
+    """What Gaussian steps that see every record add up to.
+
+    Attributes:
+      number: of steps, int32.
+      least: noise multiplier so far; NaN if one was out of range.
+      total: (3,), sum of 1 / noise_multiplier^2.
+    """
+
+    number: Any
+    least: Any
+    total: Any
+
+
+def start_plain(least: float) -> Variance:
+    """No steps."""
+    return Variance(*(jnp.array(a) for a in (np.zeros((), np.int32), np.float32(least), np.zeros(3, np.float32))))
+
+
+def _advance_plain(static: None, sigma, total) -> tuple:
+    return (add(total, 1 / (sigma * sigma)),)
+
+
+def advance_plain(state: Variance, sigma: jax.Array) -> Variance:
+    """The sum after one more step."""
+    new = _one_more(state, sigma)
+    (total,) = _call(_advance_plain, None, (sigma, new.total), (NEAREST,))
+    return new._replace(total=jnp.asarray(total, jnp.float32))
+
+
+def noise(state: Variance) -> Any:
+    """A noise multiplier that is not above that of one step which is as private as all."""
+    xp = jnp if any(map(is_traced, state)) else np
+    dtype = jnp.result_type(float) if xp is jnp else np.float64
+    number, total = xp.asarray(state.number), xp.asarray(state.total, dtype)
+    sum_ = (total[..., 0] + total[..., 1]) + total[..., 2]
+    slack = 8 * float(jnp.finfo(dtype).eps) + number.astype(dtype) * PER_ADDITION
+    with np.errstate(divide="ignore"):
+        out = xp.sqrt(1 / (sum_ * (1 + slack)))
+    return xp.where(number >= 0, out, xp.nan)

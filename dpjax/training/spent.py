@@ -82,8 +82,8 @@ def privacy_spent(opt_state: Any, delta: ArrayLike, *, adjacency: Adjacency | No
         inside = the_privacy_state(keeper.inner_state)
         if inside is None or isinstance(inside.steps.record, _steps.Chosen):
             return _by_filter(keeper, delta, adjacency)
-    record, same = _run(opt_state)
-    answer = accounting.epsilon(record, delta, adjacency=adjacency or Adjacency.ADD_OR_REMOVE_ONE, **options)
+    steps, count, same = _counted(opt_state)
+    answer = steps.epsilon(count, delta, adjacency, **options)
     return answer if same is None else jnp.where(same, answer, jnp.nan)
 
 
@@ -111,19 +111,20 @@ def mechanism_run(opt_state: Any) -> Mechanism:
       >>> training.mechanism_run(private.init(jnp.zeros(3)))
       SelfComposed(PoissonSampled(0.01, Gaussian(1)), 0)
     """
-    return _run(opt_state)[0]
+    steps, count, _ = _counted(opt_state)
+    return steps.composed(count)
 
 
-def _run(opt_state: Any) -> tuple[Mechanism, Any]:
-    """The record, and whether the state belongs to it if that is traced."""
+def _counted(opt_state: Any) -> tuple[_steps.Steps, Any, Any]:
+    """The steps, the statistic of those run, and whether the state belongs to them if that is traced."""
     _refuse_wrappers(opt_state)
     state = the_privacy_state(opt_state)
     if state is None:
         raise ValueError("opt_state has no state of a private_aggregate, private_sum, guarded or metered optimizer.")
     steps = state.steps.record
     same = _check_mark(state.fingerprint, steps)
-    count = state.count if _validate.is_traced(state.count) else np.asarray(state.count)
-    return steps.composed(count), same
+    count = jax.tree.map(lambda x: x if _validate.is_traced(x) else np.asarray(x), state.count)
+    return steps, count, same
 
 
 def _keeper(opt_state: Any) -> GuardedState | MeteredState | None:
