@@ -27,6 +27,7 @@ from dpjax._plan import PI, Plan, Problem, xlogx
 from dpjax._positions import pick
 from dpjax._precision import DOWN, NEAREST, UP
 from dpjax._validate import is_traced
+from dpjax._special import total
 from dpjax.adaptive._sums import two_sum
 from dpjax.mechanisms import Adjacency
 from dpjax.pairs import SampledGaussianPair, part_constants
@@ -40,11 +41,11 @@ READ = 2.0**-53  # what reading three numbers as one float64 loses
 
 
 class Running(NamedTuple):
-    """What the steps so far add up to; D directions, J contours of N nodes, R further tilts.
+    """What the steps so far add up to; L levels of noise, D directions, J contours of N nodes, R further tilts.
 
     Attributes:
-      number: of steps, int32.
-      least: noise multiplier so far; NaN if one was out of range.
+      number: (L,), of steps at each level, int32.
+      least: (L,), the least noise multiplier at each level; NaN if any was out of range.
       tilt, spacing: (J,), of the contours; they belong to the sums and stay with them in a checkpoint.
       beyond: (R,), tilts of the bounds on tails.
       real: (3, D, J), sum of K(s).
@@ -74,15 +75,15 @@ class Running(NamedTuple):
 
 
 _SUMS = Running._fields[5:]
-_EVENTS = (0, 0, 1, 1, 1, 3, 3, 3, 3, 4, 4, 2, 2, 2, 3)  # axes of the fields
+_EVENTS = (1, 1, 1, 1, 1, 3, 3, 3, 3, 4, 4, 2, 2, 2, 3)  # axes of the fields
 
 
-def start(on: Contours, directions: tuple[Adjacency, ...], least: float) -> Running:
+def start(on: Contours, directions: tuple[Adjacency, ...], high: float, levels: int) -> Running:
     """No steps; buffers of their own, which a training loop may donate."""
     d, j, r, n = len(directions), on.tilt.size, on.beyond.size, on.nodes
     zeros = lambda *shape: jnp.array(np.zeros(shape, np.float32))
     return Running(
-        jnp.array(np.zeros((), np.int32)), jnp.array(np.float32(least)),
+        jnp.array(np.zeros(levels, np.int32)), jnp.array(np.full(levels, high, np.float32)),
         jnp.array(on.tilt), jnp.array(on.spacing), jnp.array(on.beyond),
         zeros(3, d, j), zeros(3, d, j), zeros(3, d, j + r), zeros(3, d, j),
         zeros(3, d, j, n), zeros(3, d, j, n),
@@ -99,25 +100,25 @@ def single(x: jax.Array) -> jax.Array:
     return lax.reduce_precision(x, 8, 23)
 
 
-def add(total: jax.Array, x: jax.Array) -> jax.Array:
-    """``total`` (lanes, 3, ...) plus ``x`` (lanes, ...), float64 numbers with the digits of float32."""
-    s, error = two_sum(total[:, 0] + total[:, 1], x)
+def add(old: jax.Array, x: jax.Array) -> jax.Array:
+    """``old`` (lanes, 3, ...) plus ``x`` (lanes, ...), float64 numbers with the digits of float32."""
+    s, error = two_sum(old[:, 0] + old[:, 1], x)
     high = single(s)
     finite = jnp.isfinite(high)
     rest = jnp.where(finite, s - high, 0.0)
     middle = single(rest)
-    low = single(jnp.where(finite, (rest - middle) + (error + total[:, 2]), 0.0))
+    low = single(jnp.where(finite, (rest - middle) + (error + old[:, 2]), 0.0))
     return jnp.stack([high, middle, low], 1)
 
 
-def value(total: jax.Array) -> jax.Array:
+def value(of: jax.Array) -> jax.Array:
     """A sum (lanes, 3, ...) as one float64."""
-    return (total[:, 0] + total[:, 1]) + total[:, 2]
+    return (of[:, 0] + of[:, 1]) + of[:, 2]
 
 
-def _add_up(total: jax.Array, x: jax.Array) -> jax.Array:
+def _add_up(old: jax.Array, x: jax.Array) -> jax.Array:
     """A float32 number above the sum of two that are not negative."""
-    y = total + x
+    y = old + x
     return jnp.where(y > 0, jnp.maximum(single(y * (1 + 2.0**-23)), _TINY), y)
 
 
@@ -190,18 +191,20 @@ def _advance(directions: tuple[Adjacency, ...], sigma, q, *leaves) -> tuple:
     )
 
 
-def advance(state: Running, directions: tuple[Adjacency, ...], sigma: jax.Array, q: Any) -> Running:
-    """The sums after one more step, ``PoissonSampled(q, Gaussian(sigma))``; they are NaN from then on if ``sigma`` is."""
-    new = _one_more(state, sigma)
-    found = _call(_advance, directions, (sigma, q, *new[2:]), (NEAREST,) * len(_SUMS))
-    return new._replace(**{name: jnp.asarray(x, jnp.float32) for name, x in zip(_SUMS, found, strict=True)})
+def advance(state: Running, directions: tuple[Adjacency, ...], level: jax.Array, sigma: jax.Array, q: Any) -> Running:
+    """The sums after one more step, ``PoissonSampled(q, Gaussian(sigma))``; they are NaN from then on if ``sigma`` is.
 
-
-def _one_more(state: Any, sigma: jax.Array) -> Any:
+    ``level`` may be any: the least noise at each is known.
+    """
     sigma = lax.stop_gradient(sigma)
     near = sigma.astype(jnp.float32)
     down = jnp.where(near > sigma, jnp.nextafter(near, jnp.float32(0)), near)
-    return state._replace(number=state.number + 1, least=jnp.minimum(state.least, down))
+    here = np.arange(state.least.shape[-1]) == level
+    number = state.number + here.astype(jnp.int32)
+    least = jnp.where(here | jnp.isnan(down), jnp.minimum(state.least, down), state.least)
+    found = _call(_advance, directions, (sigma, q, *state[2:]), (NEAREST,) * len(_SUMS))
+    sums = {name: jnp.asarray(x, jnp.float32) for name, x in zip(_SUMS, found, strict=True)}
+    return state._replace(number=number, least=least, **sums)
 
 
 def _call(function: Any, static: Any, args: tuple, rounding: tuple[str, ...]) -> list:
@@ -224,6 +227,8 @@ def _bound(static: tuple, delta, q, *leaves) -> tuple:
     """(lower, upper, upper) of epsilon; static: the directions that were summed, and those that are asked for."""
     directions, asked = static
     now = Running(*leaves)
+    lost = jnp.any(jnp.isnan(now.least) | ~(now.number >= 0), -1)
+    now = now._replace(number=total(now.number, -1))
     states, d, j = delta.shape[0], len(directions), now.tilt.shape[1]
     log_delta = jnp.log(jnp.where(delta >= 0, delta, jnp.nan))
     log_delta = log_delta - 4e-16 * jnp.where(jnp.isfinite(log_delta), jnp.abs(log_delta), 0.0)
@@ -242,7 +247,7 @@ def _bound(static: tuple, delta, q, *leaves) -> tuple:
     largest = lambda a: jnp.max(jnp.where(kept, a.reshape(d, states), 0.0), 0)
     some = now.number > 0
     upper = jnp.where(delta > 0, largest(ends.upper), jnp.inf)
-    bad = jnp.isnan(now.least) | ~((delta >= 0) & (delta <= 1)) | ~(now.number >= 0)
+    bad = lost | ~((delta >= 0) & (delta <= 1))
     return tuple(jnp.where(bad, jnp.nan, jnp.where(some, a, 0.0)) for a in (largest(ends.lower), upper, upper))
 
 
@@ -302,7 +307,7 @@ def bound(
 
     States that are batched broadcast against ``delta``.
     """
-    shape = jnp.broadcast_shapes(np.shape(state.number), np.shape(delta))
+    shape = jnp.broadcast_shapes(np.shape(state.number)[:-1], np.shape(delta))
     size = int(np.prod(shape, dtype=int))
     leaves = state._replace(number=_validate.number("number", state.number))
 
@@ -331,38 +336,34 @@ class Variance(NamedTuple):
 
     Attributes:
       number: of steps, int32.
-      least: noise multiplier so far; NaN if one was out of range.
-      total: (3,), sum of 1 / noise_multiplier^2.
+      inverse: (3,), sum of 1 / noise_multiplier^2; NaN if noise was out of range.
     """
 
     number: Any
-    least: Any
-    total: Any
+    inverse: Any
 
 
-def start_plain(least: float) -> Variance:
+def start_plain() -> Variance:
     """No steps."""
-    return Variance(*(jnp.array(a) for a in (np.zeros((), np.int32), np.float32(least), np.zeros(3, np.float32))))
+    return Variance(jnp.array(np.zeros((), np.int32)), jnp.array(np.zeros(3, np.float32)))
 
 
-def _advance_plain(static: None, sigma, total) -> tuple:
-    return (add(total, 1 / (sigma * sigma)),)
+def _advance_plain(static: None, sigma, inverse) -> tuple:
+    return (add(inverse, 1 / (sigma * sigma)),)
 
 
 def advance_plain(state: Variance, sigma: jax.Array) -> Variance:
     """The sum after one more step."""
-    new = _one_more(state, sigma)
-    (total,) = _call(_advance_plain, None, (sigma, new.total), (NEAREST,))
-    return new._replace(total=jnp.asarray(total, jnp.float32))
+    (inverse,) = _call(_advance_plain, None, (sigma, state.inverse), (NEAREST,))
+    return Variance(state.number + 1, jnp.asarray(inverse, jnp.float32))
 
 
 def noise(state: Variance) -> Any:
-    """A noise multiplier that is not above that of one step which is as private as all."""
-    xp = jnp if any(map(is_traced, state)) else np
-    dtype = jnp.result_type(float) if xp is jnp else np.float64
-    number, total = xp.asarray(state.number), xp.asarray(state.total, dtype)
-    sum_ = (total[..., 0] + total[..., 1]) + total[..., 2]
+    """The noise multiplier of one step that is as private as all, rounded down; infinite if there were none."""
+    traced = any(map(is_traced, state))
+    xp, dtype = (jnp, jnp.result_type(float)) if traced else (np, np.float64)
+    number, inverse = xp.asarray(state.number), xp.asarray(state.inverse, dtype)
     slack = 8 * float(jnp.finfo(dtype).eps) + number.astype(dtype) * PER_ADDITION
     with np.errstate(divide="ignore"):
-        out = xp.sqrt(1 / (sum_ * (1 + slack)))
-    return xp.where(number >= 0, out, xp.nan)
+        found = xp.sqrt(1 / (((inverse[..., 0] + inverse[..., 1]) + inverse[..., 2]) * (1 + slack)))
+    return xp.where(number >= 0, found, xp.nan)

@@ -20,10 +20,11 @@ from dpjax.pairs import part_constants
 _TOLERANCE = 1e-11  # relative, on delta
 _CANCELLATION = 9.0  # log of how far terms may cancel: 32 ulp each
 _SPARE = 4.0  # log of the known alias over delta, which is subtracted
-_NODES = (16, 32, 64, 128)
+_NODES = (16, 32, 64, 128, 256)
 _PER_CONTOUR = 64  # nodes that cost as much as what else a contour costs
-_MOST = 4  # contours
-_FEW = 0.04  # of all runs: no contour for so few
+_MOST = 6  # contours
+_FEW = 0.03  # of all runs, by weight: no contour for so few
+_LOOSE = 0.1  # relative: what a tilt may lose of Chernoff's bound
 _LEVELS = 5  # of noise
 _EARLY = 0.01  # of the steps: what is planned for begins there
 _TILTS = 2.0 ** (np.arange(-24, 64) / 4)
@@ -49,7 +50,8 @@ class _Runs(NamedTuple):
     usable: np.ndarray
     log_target: np.ndarray  # (runs,)
     epsilon: np.ndarray  # (runs,)
-    own: np.ndarray  # (runs,): the tilt of the saddle
+    weight: np.ndarray  # (runs,): later ones count more
+    chernoff: np.ndarray  # Chernoff's bound of epsilon
 
 
 @lru_cache(maxsize=64)
@@ -65,27 +67,25 @@ def contours(
         largest = np.max([runs.epsilon for runs in both], 0)  # which is the answer
         parts += [_Runs(*(a[runs.epsilon >= 0.98 * largest] for a in runs)) for runs in both]
     runs = _Runs(*(np.concatenate(a) for a in zip(*parts, strict=True)))
-    options = [_cover(_served(runs, nodes), _MOST, _FEW) for nodes in _NODES]
+    options = [_cover(_served(runs, nodes), runs.weight, _MOST, _FEW) for nodes in _NODES]
     reached = max(served for _, served in options)
-    if not reached:  # too few steps for any contour: the answer is another bound's
-        tilt = _TILTS[[int(np.median(runs.own))]]
-        return Contours(tilt.astype(np.float32), (tilt / 8).astype(np.float32), (2 * tilt).astype(np.float32), 16)
     enough = [
         (len(picked) * (nodes + _PER_CONTOUR), picked, nodes)
         for (picked, served), nodes in zip(options, _NODES, strict=True)
         if served >= 0.98 * reached
     ]
     _, picked, nodes = min(enough, key=lambda option: option[0])
-    import os
-    if os.environ.get('DBG'): print([(len(p),int(k),n) for (p,k),n in zip(options,_NODES)], runs.own.size)
-    places, periods = np.unravel_index(picked, (_TILTS.size, _PERIODS.size))
+    places, periods = np.unravel_index(np.asarray(picked, int), (_TILTS.size, _PERIODS.size))
     order = np.argsort(places)
     places, periods = places[order], _PERIODS[periods[order]]
-    tilts = _TILTS[places]
+    beyond = {*_beyond(runs, places, periods, nodes), *_loose(runs, places)}
+    if not picked:  # too few steps for any contour: one for the sake of form
+        middle = np.nanargmin(runs.chernoff[np.argmax(runs.weight)])
+        places, periods = np.asarray([middle]), 32 / _TILTS[[middle]]
     return Contours(
-        tilts.astype(np.float32),
+        _TILTS[places].astype(np.float32),
         (2 * np.pi / periods).astype(np.float32),
-        _TILTS[_beyond(runs, places, periods, nodes)].astype(np.float32),
+        _TILTS[sorted(beyond - {*places})].astype(np.float32),
         nodes,
     )
 
@@ -108,6 +108,7 @@ def _runs(sigma: float, q: float, direction: Adjacency, counts: np.ndarray, delt
     spread = w @ (loss * loss) - mean**2
 
     count = np.tile(counts, deltas.size)[:, None]
+    weight = np.sqrt(count[:, 0] / np.max(counts))
     s = _TILTS
     with np.errstate(all="ignore"):
         k = np.where(seen, count * value, np.inf)
@@ -127,6 +128,7 @@ def _runs(sigma: float, q: float, direction: Adjacency, counts: np.ndarray, delt
         gap = s[None, :] - s[:, None]
         tails = exponent + s * np.log(s) - (1 + s) * np.log1p(s) - log_target[:, None]
         rise = np.where(gap > 0, np.maximum(tails[:, None, :], 1.0) / gap, np.inf)
+        chernoff = (k + s * np.log(s) - (1 + s) * np.log1p(s) - log_delta[:, None]) / s
         period = np.maximum(np.maximum(down, known), np.min(rise, 2))
         usable = np.isfinite(period) & (cancelled < _CANCELLATION)
 
@@ -140,27 +142,35 @@ def _runs(sigma: float, q: float, direction: Adjacency, counts: np.ndarray, delt
             cut = count * fall[:, j] + exponent[:, j : j + 1] - np.log(np.pi * _TIMES) < log_target[:, None]
             cut &= resolved
             cutoff[:, j] = np.where(np.any(cut, 1), _TIMES[np.argmax(cut, 1)], np.inf)
-    return _Runs(exponent, period, cutoff, usable, log_target, eps[:, 0], after)
+    return _Runs(exponent, period, cutoff, usable, log_target, eps[:, 0], weight, chernoff)
 
 
 def _served(runs: _Runs, nodes: int) -> np.ndarray:
     """Which runs each tilt and period would serve; (tilts x periods, runs)."""
     reach = (nodes - 1) * 2 * np.pi / _PERIODS[:, None, None]
     served = runs.usable & (runs.period <= _PERIODS[:, None, None]) & (runs.cutoff <= reach)  # (periods, runs, tilts)
-    return served.transpose(2, 0, 1).reshape(-1, runs.own.size)
+    return served.transpose(2, 0, 1).reshape(-1, runs.weight.size)
 
 
-def _cover(serves: np.ndarray, most: int, few: float) -> tuple[list[int], int]:
-    """Positions that together serve the most, each the one that adds most, and how many are served; (options, items)."""
-    left, picked = np.ones(serves.shape[1], bool), []
+def _cover(serves: np.ndarray, weight: np.ndarray, most: int, few: float) -> tuple[list[int], float]:
+    """Positions that together serve the most, each the one that adds most, and how much is served; (options, items)."""
+    left, picked = weight.copy(), []
     while len(picked) < most:
-        gain = np.sum(serves & left, 1)
+        gain = serves @ left
         best = int(np.argmax(gain))
-        if gain[best] <= few * serves.shape[1]:
+        if gain[best] <= few * np.sum(weight):
             break
         picked.append(best)
-        left &= ~serves[best]
-    return picked, int(np.sum(~left))
+        left = np.where(serves[best], 0.0, left)
+    return picked, float(np.sum(weight - left))
+
+
+def _loose(runs: _Runs, places: np.ndarray) -> list[int]:
+    """Tilts with which, beside those at ``places``, Chernoff's bound is nearly the best one for every run."""
+    best = np.min(runs.chernoff, 1, keepdims=True)
+    enough = runs.chernoff <= best + _LOOSE * np.abs(best)
+    left = enough[~np.any(enough[:, places], 1)]
+    return _cover(left.T, np.ones(left.shape[0]), _MOST, 0.0)[0]
 
 
 def _beyond(runs: _Runs, places: np.ndarray, periods: np.ndarray, nodes: int) -> list[int]:
@@ -173,4 +183,5 @@ def _beyond(runs: _Runs, places: np.ndarray, periods: np.ndarray, nodes: int) ->
         mine = runs.usable[:, place] & (runs.period[:, place] <= period)
         mine &= runs.cutoff[:, place] <= (nodes - 1) * 2 * np.pi / period
         items.append(enough[mine & ~np.any(enough[:, places], 1)])
-    return sorted(_cover(np.concatenate(items).T, _TILTS.size, 0.0)[0])
+    needed = np.concatenate([np.zeros((0, _TILTS.size), bool), *items])
+    return _cover(needed.T, np.ones(needed.shape[0]), _TILTS.size, 0.0)[0]

@@ -11,10 +11,14 @@ from jax.typing import ArrayLike
 
 from dpjax import _validate, accounting
 from dpjax._pytree import event, node, static
-from dpjax.mechanisms import Adjacency, Gaussian, Mechanism, PoissonSampled, SelfComposed
+from dpjax.mechanisms import Adjacency, ComposedOver, Gaussian, Mechanism, PoissonSampled, SelfComposed
 from dpjax.pairs import directions
 from dpjax.training import _running, _tilts
 from dpjax.training.steps import Next, Steps
+
+_LEVELS = 8  # at which steps are counted, too
+_NARROW = 1e-9  # relative: between the ends along the contours, there is nothing to gain by other means
+_NODES = 1024  # that may be spent where the contours do not serve
 
 
 @node
@@ -101,6 +105,10 @@ class NoiseRange(Steps):
         return directions(self.adjacency)
 
     @property
+    def _levels(self) -> int:
+        return 1 if self.low == self.high else _LEVELS
+
+    @property
     def _ends(self) -> tuple[np.float32, np.float32]:
         """The range in float32, rounded outwards: its ends are noise that may be asked for."""
         low, high = np.float32(self.low), np.float32(self.high)
@@ -111,11 +119,11 @@ class NoiseRange(Steps):
 
     def start(self) -> Any:
         if self._plain:
-            return _running.start_plain(self._ends[1])
+            return _running.start_plain()
         deltas = tuple(float(x) for x in np.atleast_1d(self.delta))
         ends = float(self.low), float(self.high)
         on = _tilts.contours(*ends, self.steps, float(self.sampling_probability), deltas, self._directions)
-        return _running.start(on, self._directions, self._ends[1])
+        return _running.start(on, self._directions, self._ends[1], self._levels)
 
     def next(self, count: Any, mechanism: Any, noise_multiplier: Any) -> Next:
         if mechanism is not None or noise_multiplier is None:
@@ -129,7 +137,9 @@ class NoiseRange(Steps):
         noise = jnp.where((noise >= low) & (noise <= high), noise, jnp.nan)
         if self._plain:
             return Next(Gaussian(noise), noise, _running.advance_plain(count, noise))
-        after = _running.advance(count, self._directions, noise, self.sampling_probability)
+        place = jnp.log(jax.lax.stop_gradient(noise) / low) * (self._levels / max(np.log(high / low), 1e-6))
+        level = jnp.clip(jnp.nan_to_num(place), 0, self._levels - 1).astype(jnp.int32)
+        after = _running.advance(count, self._directions, level, noise, self.sampling_probability)
         return Next(PoissonSampled(self.sampling_probability, Gaussian(noise)), noise, after)
 
     def composed(self, count: Any) -> Mechanism:
@@ -149,17 +159,25 @@ class NoiseRange(Steps):
             raise ValueError(f"adjacency = {adjacency}, but the steps were summed for {self.adjacency}: say so to NoiseRange.")
         adjacency = adjacency or self.adjacency
         xp = jnp if any(map(_validate.is_traced, jax.tree.leaves((count, delta)))) else np
-        lost = xp.isnan(count.least)  # some noise was out of range
         if self._plain:
-            answer = accounting.epsilon(Gaussian(xp.where(lost, 1.0, _running.noise(count))), delta, adjacency=adjacency)
+            noise = _running.noise(count)
+            lost = xp.isnan(noise)
+            answer = accounting.epsilon(Gaussian(xp.where(lost, 1.0, noise)), delta, adjacency=adjacency)
         else:
             delta = _validate.number("delta", delta)
             _validate.in_range("delta", delta, 0.0, 1.0)
-            q, number = self.sampling_probability, count.number
-            _, upper = _running.bound(count, self._directions, asked, delta, q)
+            lost = xp.any(xp.isnan(count.least), -1)
+            q = self.sampling_probability
+            lower, upper = _running.bound(count, self._directions, asked, delta, q)
+            least = xp.where(lost[..., None], 1.0, count.least)
+            steps = ComposedOver(SelfComposed(PoissonSampled(q, Gaussian(least)), count.number))
             # before there are enough steps for a contour this is the smaller one
-            worst = SelfComposed(PoissonSampled(q, Gaussian(xp.where(lost, 1.0, count.least))), number)
-            answer = xp.minimum(upper, accounting.epsilon(worst, delta, adjacency=adjacency))
+            levels = lambda: accounting.epsilon(steps, delta, adjacency=adjacency, max_nodes=_NODES)
+            wide = xp.any(upper > lower * (1 + max(_NARROW, 4 * float(jnp.finfo(upper.dtype).eps))))
+            if _validate.is_traced(wide):
+                answer = jax.lax.cond(wide, lambda: jnp.minimum(upper, levels()), lambda: upper)
+            else:
+                answer = np.minimum(upper, levels()) if wide else upper
         return xp.where(lost, xp.nan, answer)[()]
 
     def example(self) -> Mechanism:
