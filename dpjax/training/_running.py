@@ -135,9 +135,7 @@ def _lanes(directions: tuple[Adjacency, ...], sigma: jax.Array, q: jax.Array, ti
         jnp.broadcast_to(parts[None, :, None, :, i], (*shape, parts.shape[1])).reshape(-1, 1, parts.shape[1])
         for i in range(3)
     ]
-    pair = SampledGaussianPair(
-        flat(sigma[:, None, None])[:, None], flat(q[:, None, None])[:, None], *constants
-    )
+    pair = SampledGaussianPair(flat(sigma[:, None, None])[:, None], flat(q[:, None, None])[:, None], *constants)
     return pair, flat(tilts[:, None, :])
 
 
@@ -272,7 +270,9 @@ def _along(now: Running, states: int, d: int, j: int, log_delta: jax.Array) -> c
     # Chernoff's bounds, on all tilts there are
     r = jnp.concatenate([now.tilt, now.beyond], 1)[:, None, :]
     upper = value(now.upper)
-    upper = upper + (now.number[:, None, None] * PER_ADDITION + 1e-14) * jnp.abs(upper) + LOST * now.number[:, None, None]
+    upper = (
+        upper + (now.number[:, None, None] * PER_ADDITION + 1e-14) * jnp.abs(upper) + LOST * now.number[:, None, None]
+    )
     own = lambda a: jnp.repeat(jnp.broadcast_to(a, upper.shape).reshape(states * d, -1), j, 0)
     r, upper = own(r), own(upper)
     first = jnp.maximum(jnp.min((upper + xlogx(r) - given[:, None]) / r, 1), 0.0)

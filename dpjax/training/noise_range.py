@@ -85,7 +85,9 @@ class NoiseRange(Steps):
                 raise TypeError(f"{name} is traced, but what a NoiseRange is planned for must be known beforehand.")
             x = _validate.number(name, x)
             if np.ndim(x) > (name == "delta"):
-                raise ValueError(f"{name} has shape {np.shape(x)}, but it must be a number{' or a vector' * (name == 'delta')}.")
+                raise ValueError(
+                    f"{name} has shape {np.shape(x)}, but it must be a number{' or a vector' * (name == 'delta')}."
+                )
             object.__setattr__(self, name, x)
         _validate.in_range("low", self.low, 0.0, low_open=True)
         _validate.in_range("high", self.high, self.low, 1e30)
@@ -153,10 +155,14 @@ class NoiseRange(Steps):
 
     def epsilon(self, count: Any, delta: ArrayLike, adjacency: Adjacency | None, **options: Any) -> Any:
         if options:
-            raise TypeError(f"{', '.join(options)}: steps of a NoiseRange were planned for beforehand, and take no options.")
+            raise TypeError(
+                f"{', '.join(options)}: steps of a NoiseRange were planned for beforehand, and take no options."
+            )
         asked = directions(adjacency or self.adjacency)
         if not self._plain and not set(asked) <= set(self._directions):
-            raise ValueError(f"adjacency = {adjacency}, but the steps were summed for {self.adjacency}: say so to NoiseRange.")
+            raise ValueError(
+                f"adjacency = {adjacency}, but the steps were summed for {self.adjacency}: say so to NoiseRange."
+            )
         adjacency = adjacency or self.adjacency
         xp = jnp if any(map(_validate.is_traced, jax.tree.leaves((count, delta)))) else np
         if self._plain:
