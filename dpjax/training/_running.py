@@ -26,8 +26,8 @@ from dpjax import _precision, _validate, contour, cumulant
 from dpjax._plan import PI, Plan, Problem, xlogx
 from dpjax._positions import pick
 from dpjax._precision import DOWN, NEAREST, UP
-from dpjax._validate import is_traced
 from dpjax._special import total
+from dpjax._validate import is_traced
 from dpjax.adaptive._sums import two_sum
 from dpjax.mechanisms import Adjacency
 from dpjax.pairs import SampledGaussianPair, part_constants
@@ -96,7 +96,7 @@ def start(on: Contours, directions: tuple[Adjacency, ...], high: float, levels: 
 
 
 def single(x: jax.Array) -> jax.Array:
-    """A float64 rounded to the digits of a float32. (A compiler may take casting forth and back for nothing.)"""
+    """A float64 rounded to the digits of a float32; a compiler may take casting forth and back for nothing."""
     return lax.reduce_precision(x, 8, 23)
 
 
