@@ -78,7 +78,7 @@ _SUMS = Running._fields[5:]
 _EVENTS = (1, 1, 1, 1, 1, 3, 3, 3, 3, 4, 4, 2, 2, 2, 3)  # axes of the fields
 
 
-def start(on: Contours, directions: tuple[Adjacency, ...], high: float, levels: int) -> Running:
+def start(on: Contours, directions: tuple[Adjacency, ...], high: np.float32, levels: int) -> Running:
     """No steps; buffers of their own, which a training loop may donate."""
     d, j, r, n = len(directions), on.tilt.size, on.beyond.size, on.nodes
     zeros = lambda *shape: jnp.array(np.zeros(shape, np.float32))
@@ -160,8 +160,8 @@ def _advance(directions: tuple[Adjacency, ...], sigma, q, *leaves) -> tuple:
     widest = 0.4 * jnp.minimum(PI * pair.sigma, 60.0)
     least = jnp.clip(0.3 * cut[:, None] * pair.q / pair.sigma / widest, 1e-8, 1e-2)
     shift = jnp.concatenate([widest * least**x for x in _SHIFTS])
-    tiled = jax.tree.map(lambda a: jnp.concatenate([a] * _SHIFTS.size), (pair, s, cut, win, real))
-    log_cut = contour.log_beyond(*tiled[:3], shift, *tiled[3:])
+    each = jax.tree.map(lambda a: jnp.concatenate([a] * _SHIFTS.size), (pair, s, cut, win, real))
+    log_cut = contour.log_beyond(each[0], each[1], each[2], shift, each[3], each[4])
     log_cut = jnp.min(log_cut.reshape((_SHIFTS.size, *pair.sigma.shape)), 0)
 
     height, step = cumulant.line_for(pair, s, cut, 0 * pair.sigma + _NATS)
@@ -171,21 +171,21 @@ def _advance(directions: tuple[Adjacency, ...], sigma, q, *leaves) -> tuple:
     error = along.log_error[..., None]
     inner = jnp.where(error < 0, jnp.logaddexp(0.0, error - log_modulus), jnp.inf)
 
-    def each(a):
+    def of_states(a):
         a = a.reshape((states, d, -1, *a.shape[2:]))
         return jnp.where(good.reshape((states,) + (1,) * (a.ndim - 1)), a, jnp.nan)
 
     return (
-        add(old.real, each(real.value)),
-        add(old.mean, each(real.mean)),
-        add(old.upper, each(upper)),
-        add(old.cut, each(log_cut)),
-        add(old.log_modulus, each(log_modulus)),
-        add(old.angle, each(angle)),
-        _add_up(old.size, each(real.size)),
-        _add_up(old.spread, each(spread)),
-        _add_up(old.excess, each(real.log_excess())),
-        _add_up(old.inner, each(inner)),
+        add(old.real, of_states(real.value)),
+        add(old.mean, of_states(real.mean)),
+        add(old.upper, of_states(upper)),
+        add(old.cut, of_states(log_cut)),
+        add(old.log_modulus, of_states(log_modulus)),
+        add(old.angle, of_states(angle)),
+        _add_up(old.size, of_states(real.size)),
+        _add_up(old.spread, of_states(spread)),
+        _add_up(old.excess, of_states(real.log_excess())),
+        _add_up(old.inner, of_states(inner)),
     )
 
 

@@ -44,11 +44,12 @@ def privacy_spent(opt_state: Any, delta: ArrayLike, *, adjacency: Adjacency | No
         one; also batched by ``vmap``.
       delta: in [0, 1].
       adjacency: which datasets are neighbours; by default ADD_OR_REMOVE_ONE, or what the filter or odometer says.
-      **options: ``method``, ``rtol`` and ``max_nodes`` of ``dpjax.epsilon``.
+      **options: ``method``, ``rtol`` and ``max_nodes`` of ``dpjax.epsilon``; not for ``NoiseRange``, which was planned.
 
     Returns:
-      Outside jit NumPy float64, equal to ``dpjax.epsilon`` of ``mechanism_run(opt_state)``. Inside jit the default
-      floating dtype, rounded up; sampled Gaussians take about 2 ms. NaN for the state of a schedule that is over.
+      Outside jit NumPy float64, equal to ``dpjax.epsilon`` of ``mechanism_run(opt_state)`` where there is one. Inside
+      jit the default floating dtype, rounded up; sampled Gaussians take about 2 ms. NaN for the state of a schedule that is over,
+      or of noise outside its ``NoiseRange``.
 
     Guarantee:
       Never below the exact epsilon of the steps run so far.
@@ -91,7 +92,8 @@ def mechanism_run(opt_state: Any) -> Mechanism:
     """The record of what an optimizer has run so far, for any query: ``delta``, ``tradeoff``, ``statement``.
 
     Args:
-      opt_state: as for ``privacy_spent``, of steps that are known beforehand or at ``NoiseLevels``.
+      opt_state: as for ``privacy_spent``, of steps that are known beforehand or at ``NoiseLevels``, or that see every
+        record at noise in a ``NoiseRange``.
 
     Returns:
       The composition of the steps counted.
@@ -100,7 +102,8 @@ def mechanism_run(opt_state: Any) -> Mechanism:
       That of ``privacy_spent`` for steps known beforehand.
 
     Raises:
-      ValueError: as for ``privacy_spent``; or the steps were chosen along the way.
+      ValueError: as for ``privacy_spent``; or the steps were chosen along the way, or are sampled ones of a ``NoiseRange``, of
+        which a state keeps no more than ``privacy_spent`` needs.
 
     Example:
       >>> import jax.numpy as jnp

@@ -214,7 +214,7 @@ class TestSums:
         whole = run(noise[:25])
         t = np.arange(whole.inner.shape[-1]) * whole.spacing[:, None]
         for name, events in (("real", 2), ("mean", 2), ("cut", 2), ("log_modulus", 3), ("angle", 3)):
-            exact = sum(getattr(state, name).astype(np.longdouble).sum(0) for state in each.values())
+            exact = np.sum([getattr(state, name).astype(np.longdouble).sum(0) for state in each.values()], 0)
             error = np.abs(getattr(whole, name).astype(np.longdouble).sum(0) - exact)
             assert exact.ndim == events
             largest = np.abs(exact)
@@ -268,7 +268,7 @@ class TestSums:
         on = _tilts.contours(LOW, HIGH, STEPS, RATE, (DELTA,), RANGE._directions)
         few = on._replace(nodes=4)
         noise = rows()["least"][:40]
-        state = _running.start(few, RANGE._directions, HIGH, 1)
+        state = _running.start(few, RANGE._directions, np.float32(HIGH), 1)
         step = jax.jit(lambda s, x: _running.advance(s, RANGE._directions, jnp.int32(0), x, RATE))
         for x in noise:
             state = step(state, jnp.float32(x))
@@ -492,7 +492,7 @@ class TestWithoutSampling:
             state = update(state, jnp.float32(x))
             made += [x] if state.granted else []
         assert made == [2.0, 3.0, 1.5, 4.0, 4.0]
-        exact = dpjax.epsilon(dpjax.ComposedOver(dpjax.Gaussian(made)), DELTA)
+        exact = dpjax.epsilon(dpjax.ComposedOver(dpjax.Gaussian(np.asarray(made))), DELTA)
         np.testing.assert_allclose(training.privacy_spent(state, DELTA), exact, rtol=1e-12)
         odometer = MixtureOdometer.tightest_at(0.1, delta=1e-6, slack=1e-6)
         metered = TestInTraining().optimizer(PLAIN, lambda x: training.metered(x, odometer))
