@@ -265,7 +265,8 @@ def _along(now: Running, states: int, d: int, j: int, log_delta: jax.Array) -> c
     common = jnp.abs(k)[:, None] + t * jnp.abs(mean)[:, None] + jnp.abs(log_modulus)
     added = (n * PER_ADDITION)[:, None] * (common + PI * t * spread[:, None]) + (n * LOST)[:, None] * (3 + t)
     inner = inner + added + READ * (common + jnp.abs(angle))
-    cut = cut + (n * PER_ADDITION + 1e-14) * jnp.abs(cut) + n * LOST
+    # not of one sign, but what is positive of it adds up to less than K
+    cut = cut + (n * PER_ADDITION + 1e-14) * (jnp.abs(cut) + 1.01 * jnp.abs(k)) + n * LOST
 
     # Chernoff's bounds, on all tilts there are
     r = jnp.concatenate([now.tilt, now.beyond], 1)[:, None, :]
