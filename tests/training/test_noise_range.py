@@ -443,7 +443,7 @@ class TestInTraining:
             for x in noise:
                 state = step(state, jnp.asarray(x, jnp.float64))
             assert all(a.dtype == b.dtype for a, b in zip(state, count, strict=True))
-            spent = jax.jit(lambda s: RANGE.epsilon(s, DELTA, None))(state)
+            spent = float(jax.jit(lambda s: RANGE.epsilon(s, DELTA, None))(state))
         exact = truth(noise)
         assert exact.lower <= spent
         np.testing.assert_allclose(spent, RANGE.epsilon(count, DELTA, None), rtol=1e-9)
