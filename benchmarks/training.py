@@ -39,6 +39,9 @@ def variants():
     private = training.private_aggregate(1.0, STEP, 0, expected_batch_size=BATCH)
     summed = training.private_sum(1.0, STEP, 0, expected_batch_size=BATCH)
     masked = {"mask": jnp.ones(BATCH, bool)}
+    on_the_way = training.NoiseRange(1.0, 2.0, steps=10_000, sampling_probability=RATE, delta=DELTA)
+    on_the_way = training.private_aggregate(1.0, on_the_way, 0, expected_batch_size=BATCH)
+    asked = {**masked, "noise_multiplier": jnp.float32(NOISE)}
     nothing = lambda state: jnp.zeros(())
     filt = RenyiFilter.for_dp(3.0, DELTA, order=8.0, slack=DELTA)
     return {
@@ -50,6 +53,7 @@ def variants():
             masked,
             lambda state: training.privacy_spent(state, DELTA),
         ),
+        "noise on the way, NoiseRange": (optax.chain(on_the_way, momentum()), asked, nothing),
         "guarded, clipped inside": (training.guarded(optax.chain(private, momentum()), filt), masked, nothing),
         "guarded, clipped before": (training.guarded(optax.chain(summed, momentum()), filt), {}, nothing),
     }

@@ -43,6 +43,11 @@ _PARTS = {
 }
 
 
+def part_constants(direction: Adjacency) -> tuple[tuple[float, float, float], ...]:
+    """(sign, alpha, beta) of each part of a sampled Gaussian's loss; see the module."""
+    return _PARTS[direction]
+
+
 class GaussianPair(NamedTuple):
     """P = N(mu, 1), Q = N(0, 1); the loss is N(mu^2 / 2, mu^2).
 
@@ -97,7 +102,7 @@ def dominating_pair(mechanism: Mechanism, direction: Adjacency) -> Pair:
         sigma, q = mechanism.mechanism.noise_multiplier, mechanism.sampling_probability
         shape = np.broadcast_shapes(np.shape(sigma), np.shape(q))
         xp = namespace(sigma, q)
-        parts = np.asarray(_PARTS[direction])
+        parts = np.asarray(part_constants(direction))
         sign, alpha, beta = (np.broadcast_to(parts[:, i], (*shape, len(parts))) for i in range(3))
         return SampledGaussianPair(xp.broadcast_to(sigma, shape), xp.broadcast_to(q, shape), sign, alpha, beta)
     name = type(mechanism).__name__

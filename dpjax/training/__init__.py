@@ -28,7 +28,7 @@ sufficient statistic of what was run, and ``privacy_spent`` turns it into epsilo
 ======================================== ==========================================================================
 ``private_aggregate``                    per-example gradients in, a noisy mean out; counts the steps
 ``private_sum``                          the same for sums clipped elsewhere: micro-batches, jax_privacy
-``NoiseLevels``                          steps whose noise is chosen on the way, not from the data
+``NoiseLevels``, ``NoiseRange``          steps whose noise is chosen on the way, not from the data
 ``guarded``                              asks a filter before each step; refused, nothing changes
 ``metered``                              an odometer reads each step: a bound at all steps at once
 ``privacy_spent``, ``mechanism_run``     what the state says: an epsilon, or the record for any other query
@@ -47,6 +47,7 @@ from dpjax.training.aggregate import PrivacyState, private_aggregate, private_su
 from dpjax.training.batches import Batch, PoissonBatches
 from dpjax.training.clipping import accumulate, clipped_sum
 from dpjax.training.guard import GuardedState, MeteredState, guarded, metered
+from dpjax.training.noise_range import NoiseRange
 from dpjax.training.spent import mechanism_run, privacy_spent
 from dpjax.training.steps import NoiseLevels
 
@@ -55,6 +56,7 @@ __all__ = [
     "GuardedState",
     "MeteredState",
     "NoiseLevels",
+    "NoiseRange",
     "PoissonBatches",
     "PrivacyState",
     "accumulate",

@@ -25,13 +25,14 @@ class PrivacyState(NamedTuple):
 
     Attributes:
       count: sufficient statistic of the steps that were run: their number, or for ``NoiseLevels`` the number at each
-        level (int32; it would wrap to negative, and the answer be NaN, after 2**31 steps).
+        level (int32; it would wrap to negative, and the answer be NaN, after 2**31 steps), or for ``NoiseRange`` sums over
+        them.
       rng_key: data of the next noise's key (``jax.random.key_data``), so that all leaves are plain arrays; secret.
       fingerprint: of the steps; a checkpoint of other steps is recognised by it.
       steps: what the steps are; structure, not leaves, except for traced numbers.
     """
 
-    count: jax.Array
+    count: Any
     rng_key: jax.Array
     fingerprint: jax.Array
     steps: Frozen
@@ -42,7 +43,7 @@ class PrivacyState(NamedTuple):
 
 def private_aggregate(
     l2_norm_clip: ArrayLike,
-    mechanism: Mechanism | _steps.NoiseLevels | None,
+    mechanism: Mechanism | _steps.Steps | None,
     key: jax.Array | int,
     *,
     expected_batch_size: ArrayLike | None = None,
@@ -63,7 +64,8 @@ def private_aggregate(
         * ``Gaussian(s)``, or a sampler of it: every step the same. State: the number of steps.
         * ``ComposedOver`` of such a record: a schedule known beforehand. State: the number of steps. Beyond its end the
           updates are NaN.
-        * ``NoiseLevels``: noise chosen as training goes, but not from the data: ``update(..., noise_multiplier=)``.
+        * ``NoiseLevels`` or ``NoiseRange``: noise chosen as training goes, but not from the data, one of some levels or any
+          number in a range: ``update(..., noise_multiplier=)``.
         * None: ``update(..., mechanism=)`` names each step, perhaps from what was seen. Only valid inside
           ``guarded`` (a total) or ``metered`` (a running bound).
       key: of the noise. (Sample the batches with another key.)
@@ -120,7 +122,7 @@ def private_aggregate(
 
 def private_sum(
     l2_norm_clip: ArrayLike,
-    mechanism: Mechanism | _steps.NoiseLevels | None,
+    mechanism: Mechanism | _steps.Steps | None,
     key: jax.Array | int,
     *,
     expected_batch_size: ArrayLike | None = None,

@@ -44,11 +44,12 @@ def privacy_spent(opt_state: Any, delta: ArrayLike, *, adjacency: Adjacency | No
         one; also batched by ``vmap``.
       delta: in [0, 1].
       adjacency: which datasets are neighbours; by default ADD_OR_REMOVE_ONE, or what the filter or odometer says.
-      **options: ``method``, ``rtol`` and ``max_nodes`` of ``dpjax.epsilon``.
+      **options: ``method``, ``rtol`` and ``max_nodes`` of ``dpjax.epsilon``; not for ``NoiseRange``, which was planned.
 
     Returns:
-      Outside jit NumPy float64, equal to ``dpjax.epsilon`` of ``mechanism_run(opt_state)``. Inside jit the default
-      floating dtype, rounded up; sampled Gaussians take about 2 ms. NaN for the state of a schedule that is over.
+      Outside jit NumPy float64, equal to ``dpjax.epsilon`` of ``mechanism_run(opt_state)`` where there is one. Inside
+      jit the default floating dtype, rounded up; sampled Gaussians take about 2 ms. NaN for the state of a schedule that is over,
+      or of noise outside its ``NoiseRange``.
 
     Guarantee:
       Never below the exact epsilon of the steps run so far.
@@ -82,8 +83,8 @@ def privacy_spent(opt_state: Any, delta: ArrayLike, *, adjacency: Adjacency | No
         inside = the_privacy_state(keeper.inner_state)
         if inside is None or isinstance(inside.steps.record, _steps.Chosen):
             return _by_filter(keeper, delta, adjacency)
-    record, same = _run(opt_state)
-    answer = accounting.epsilon(record, delta, adjacency=adjacency or Adjacency.ADD_OR_REMOVE_ONE, **options)
+    steps, count, same = _counted(opt_state)
+    answer = steps.epsilon(count, delta, adjacency, **options)
     return answer if same is None else jnp.where(same, answer, jnp.nan)
 
 
@@ -91,7 +92,8 @@ def mechanism_run(opt_state: Any) -> Mechanism:
     """The record of what an optimizer has run so far, for any query: ``delta``, ``tradeoff``, ``statement``.
 
     Args:
-      opt_state: as for ``privacy_spent``, of steps that are known beforehand or at ``NoiseLevels``.
+      opt_state: as for ``privacy_spent``, of steps that are known beforehand or at ``NoiseLevels``, or that see every
+        record at noise in a ``NoiseRange``.
 
     Returns:
       The composition of the steps counted.
@@ -100,7 +102,8 @@ def mechanism_run(opt_state: Any) -> Mechanism:
       That of ``privacy_spent`` for steps known beforehand.
 
     Raises:
-      ValueError: as for ``privacy_spent``; or the steps were chosen along the way.
+      ValueError: as for ``privacy_spent``; or the steps were chosen along the way, or are sampled ones of a ``NoiseRange``, of
+        which a state keeps no more than ``privacy_spent`` needs.
 
     Example:
       >>> import jax.numpy as jnp
@@ -111,19 +114,20 @@ def mechanism_run(opt_state: Any) -> Mechanism:
       >>> training.mechanism_run(private.init(jnp.zeros(3)))
       SelfComposed(PoissonSampled(0.01, Gaussian(1)), 0)
     """
-    return _run(opt_state)[0]
+    steps, count, _ = _counted(opt_state)
+    return steps.composed(count)
 
 
-def _run(opt_state: Any) -> tuple[Mechanism, Any]:
-    """The record, and whether the state belongs to it if that is traced."""
+def _counted(opt_state: Any) -> tuple[_steps.Steps, Any, Any]:
+    """The steps, the statistic of those run, and whether the state belongs to them if that is traced."""
     _refuse_wrappers(opt_state)
     state = the_privacy_state(opt_state)
     if state is None:
         raise ValueError("opt_state has no state of a private_aggregate, private_sum, guarded or metered optimizer.")
     steps = state.steps.record
     same = _check_mark(state.fingerprint, steps)
-    count = state.count if _validate.is_traced(state.count) else np.asarray(state.count)
-    return steps.composed(count), same
+    count = jax.tree.map(lambda x: x if _validate.is_traced(x) else np.asarray(x), state.count)
+    return steps, count, same
 
 
 def _keeper(opt_state: Any) -> GuardedState | MeteredState | None:

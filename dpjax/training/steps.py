@@ -6,6 +6,7 @@ steps               known                                            statistic
 ``Constant``        one record, the same for every step              number of steps
 ``Schedule``        ``ComposedOver`` of a record: a known schedule    number of steps
 ``NoiseLevels``     noise chosen on the way, not from outputs         number of steps at each level
+``NoiseRange``      the same, any number in a range (noise_range.py)  sums of the steps' cumulants on contours
 ``Chosen``          a record for each step, perhaps from outputs      none; a filter's or odometer's state
 =================== ================================================ ====================================
 
@@ -21,10 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from dpjax import _validate, composition, mechanisms, suspicion
+from dpjax import _validate, accounting, composition, mechanisms, suspicion
 from dpjax._pytree import node
 from dpjax.adaptive import _costs, _sums
 from dpjax.mechanisms import (
+    Adjacency,
     ComposedOver,
     FixedSizeSampled,
     Gaussian,
@@ -50,7 +52,7 @@ class Next(NamedTuple):
 class Steps:
     """Base of what is known about the steps of a run."""
 
-    def start(self) -> jax.Array:
+    def start(self) -> Any:
         """The statistic before the first step."""
         return jnp.array(np.zeros((), np.int32))  # a buffer of its own, which a training loop may donate
 
@@ -62,6 +64,12 @@ class Steps:
         """The record of all steps that ``count`` stands for."""
         raise NotImplementedError
 
+    def epsilon(self, count: Any, delta: Any, adjacency: Adjacency | None, **options: Any) -> Any:
+        """The epsilon of all steps that ``count`` stands for; keywords of ``dpjax.epsilon``."""
+        return accounting.epsilon(
+            self.composed(count), delta, adjacency=adjacency or Adjacency.ADD_OR_REMOVE_ONE, **options
+        )
+
     def example(self) -> Mechanism | None:
         """A record of one step, for checks of structure; None if it is not known."""
         raise NotImplementedError
@@ -72,7 +80,7 @@ class Steps:
                 raise TypeError(
                     f"update(..., {name}=) is for steps that are not known beforehand, and these are: "
                     f"{self.example()!r}. Leave it out, or give mechanism=None (noise chosen from outputs, under a filter) "
-                    "or NoiseLevels (chosen otherwise)."
+                    "or NoiseLevels or NoiseRange (chosen otherwise)."
                 )
 
 
@@ -236,7 +244,7 @@ class Chosen(Steps):
         raise ValueError(
             "The noise was chosen along the way, so what was run is no composition of known steps. Wrap the optimizer in "
             "training.guarded(optimizer, filter) for a total, or training.metered(optimizer, odometer) for a running "
-            "bound; use NoiseLevels if the choices do not depend on the data."
+            "bound; use NoiseLevels or NoiseRange if the choices do not depend on the data."
         )
 
     def example(self):
@@ -247,12 +255,12 @@ def steps_of(mechanism: Any) -> Steps:
     """The steps that a user means by ``mechanism``.
 
     Raises:
-      TypeError: not the record of a step, a schedule of one, ``NoiseLevels`` or None.
+      TypeError: not the record of a step, a schedule of one, ``NoiseLevels``, ``NoiseRange`` or None.
       ValueError: a field is out of range or of the wrong shape.
     """
     if mechanism is None:
         return Chosen()
-    if isinstance(mechanism, NoiseLevels):
+    if isinstance(mechanism, Steps):
         return mechanism
     if isinstance(mechanism, ComposedOver):
         require_step(mechanism.mechanism)
