@@ -23,15 +23,15 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time _HOME says 
     from dpjax import plotting as plotting
     from dpjax import pure_dp as pure_dp
     from dpjax import training as training
-    from dpjax.accounting import Bounds as Bounds
-    from dpjax.accounting import Method as Method
-    from dpjax.accounting import Status as Status
     from dpjax.accounting import delta as delta
     from dpjax.accounting import delta_bounds as delta_bounds
     from dpjax.accounting import epsilon as epsilon
     from dpjax.accounting import epsilon_bounds as epsilon_bounds
     from dpjax.accounting import log_delta as log_delta
     from dpjax.auditing import audit as audit
+    from dpjax.bounds import Bounds as Bounds
+    from dpjax.bounds import Method as Method
+    from dpjax.bounds import Status as Status
     from dpjax.calibration import calibrate as calibrate
     from dpjax.loss_distribution import characteristic_function as characteristic_function
     from dpjax.loss_distribution import privacy_loss_cdf as privacy_loss_cdf
@@ -92,7 +92,7 @@ _HOME = {  # None: the name is that of a module
     "banded_factorization": "mechanisms",
     "bounded_range": None,
     "BoundedRange": "mechanisms",
-    "Bounds": "accounting",
+    "Bounds": "bounds",
     "calibrate": "calibration",
     "characteristic_function": "loss_distribution",
     "Composed": "mechanisms",
@@ -118,7 +118,7 @@ _HOME = {  # None: the name is that of a module
     "MassAtInfinity": "mechanisms",
     "MatrixFactorization": "mechanisms",
     "Mechanism": "mechanisms",
-    "Method": "accounting",
+    "Method": "bounds",
     "MixtureOfGaussians": "mechanisms",
     "noise_for_training": "training_run",
     "participation": None,
@@ -137,7 +137,7 @@ _HOME = {  # None: the name is that of a module
     "SelfComposed": "mechanisms",
     "ShuffledBatches": "mechanisms",
     "statement": "reporting",
-    "Status": "accounting",
+    "Status": "bounds",
     "SuspiciousInputWarning": "suspicion",
     "sweep": "sweeps",
     "Table": "table",

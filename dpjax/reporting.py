@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from dpjax import __version__, _validate, accounting, mechanisms, suspicion
-from dpjax.accounting import Method, Status
+from dpjax.bounds import Method, Status
 from dpjax.mechanisms import Adjacency, Mechanism
 
 _NEIGHBOURS = {

@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 
 from dpjax import __version__, _rows, _validate, accounting, composition, suspicion
 from dpjax._parts import Parts
+from dpjax.bounds import Method, Status
 from dpjax.mechanisms import Adjacency, ComposedOver, Mechanism
 from dpjax.representations import tradeoff
 from dpjax.table import Table
@@ -301,7 +302,7 @@ def _columns_of(job: _Job) -> dict[str, Any]:
             blank[name] = np.nan
         else:
             blank |= {name + end: np.nan for end in _ENDS}
-            blank |= {name + "_status": int(accounting.Status.INVALID), name + "_method": -1}
+            blank |= {name + "_status": int(Status.INVALID), name + "_method": -1}
         blank |= {f"d_{name}_d_{parameter}": np.nan for parameter in job.gradients}
     return blank
 
@@ -481,9 +482,9 @@ def _whole(columns: dict[str, np.ndarray], pieces: list, done: dict[int, dict], 
     for name in done[numbers[0]] if numbers else ():
         column = np.concatenate([done[n][name] for n in numbers])
         if name.endswith("_status"):
-            column = np.array([s.name.lower() for s in accounting.Status])[column]
+            column = np.array([s.name.lower() for s in Status])[column]
         elif name.endswith("_method"):
-            column = np.array([*(m.name.lower() for m in accounting.Method), "none"])[column]
+            column = np.array([*(m.name.lower() for m in Method), "none"])[column]
         table[name] = column
     return Table(table, shape)
 

@@ -73,7 +73,7 @@ def ask(query, problem, count, given, direction):
     if "one count" not in problem.tags:
         return query(mechanism * count, given, **options)
     parts = [query(mechanism * n, given[count == n], **options) for n in np.unique(count)]  # counts are sorted
-    return dpjax.accounting.Bounds(*map(np.concatenate, zip(*parts, strict=True)))
+    return dpjax.Bounds(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 @functools.cache
