@@ -99,7 +99,8 @@ def epsilon_bounds(
       True
     """
     if (delta is None) == (log_delta is None):
-        raise TypeError("Give exactly one of delta and log_delta.")
+        none = "delta is missing, and has no default: take one well below one over the number of records"
+        raise TypeError(f"Give exactly one of delta and log_delta{'; ' + none if delta is None else ''}.")
     given = "delta" if log_delta is None else "log_delta"
     number = _validate.number(given, delta if log_delta is None else log_delta)
     if given == "delta":

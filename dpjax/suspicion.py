@@ -130,7 +130,7 @@ def question_steps(steps: Any) -> None:
 def question_order(epochs: Any, noise_multiplier: Any) -> None:
     """Warns about epochs and noise that look exchanged: both are plain numbers, one after the other."""
     passes, noise = number(epochs), number(noise_multiplier)
-    if passes is None or noise is None or noise != math.floor(noise) or noise <= passes:
+    if passes is None or noise is None or not math.isfinite(noise) or noise != math.floor(noise) or noise <= passes:
         return
     if noise >= 10 or (noise >= 5 and passes != math.floor(passes)):
         _warn(

@@ -89,9 +89,8 @@ class TrainingRun(SelfComposed):
         t = self.terms
         noise = self.noise_multiplier
         if not _validate.is_traced(noise):
-            noise = (
-                repr(noise) if np.ndim(noise) else shown(float(noise), up=True)
-            )  # whoever copies it has no less noise
+            values = [shown(float(x), up=True) for x in np.ravel(noise)]  # whoever copies one has no less noise
+            noise = values[0] if np.ndim(noise) == 0 else f"[{', '.join(values[:8])}{', ...' * (len(values) > 8)}]"
         rows = {
             "noise_multiplier": f"{noise}{f' = {self._because}' if self._because else ''}",
             "sampling_probability": f"{t.sampling_probability:.10g} = {t.formulas['sampling_probability']}",

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from fractions import Fraction
 from pathlib import Path
 
@@ -401,6 +402,9 @@ class TestTraining:
     def test_noise_for_training(self):
         run = dpjax.noise_for_training(60000, 256, 60, epsilon=3.0, delta=1e-5)
         assert_met(dpjax.epsilon(run, 1e-5), 3.0)
+        shown = float(re.search(r"noise_multiplier +(\S+) = ", repr(run))[1])
+        assert run.noise_multiplier <= shown <= run.noise_multiplier * (1 + 1e-9)
+        assert "\n" not in repr(run + dpjax.Gaussian(1.0)) and "14063" in repr(run + dpjax.Gaussian(1.0))
         assert run.steps == 14063 and "calibrated to epsilon 3.0" in repr(run)
 
     def test_a_run_is_a_mechanism(self):

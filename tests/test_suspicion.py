@@ -114,7 +114,8 @@ LEFT_ALONE = {
     "a traced mechanism": lambda: jax.jit(lambda s: (dpjax.Gaussian(s) * 2.5).mechanism.noise_multiplier)(1.0),
     "a search for steps": lambda: dpjax.calibrate(lambda n: dpjax.dpsgd(1.0, 0.01, n), epsilon=2.0, delta=1e-5),
     "much noise for large batches": lambda: [
-        dpjax.dpsgd_from_training(60_000, 8192, *run) for run in ((1, 2.5), (0.5, 4.0), (1, 8), (40, 12), (100, 60.0))
+        dpjax.dpsgd_from_training(60_000, 8192, *run)
+        for run in ((1, 2.5), (0.5, 4.0), (1, 8), (40, 12), (100, 60.0), (1, np.inf))
     ],
     "a delta of 0 that has an answer": lambda: dpjax.statement(dpjax.PureDP(1.0) * 3, 0.0),
     "no delta, asked plainly": lambda: dpjax.epsilon(dpjax.Gaussian(1.0), 0.0),

@@ -79,8 +79,12 @@ class Mechanism:
 def _short(x: Any) -> str:
     if isinstance(x, np.ndarray) and x.size > 6:
         return f"array(shape={x.shape}, min={x.min():g}, max={x.max():g})"
+    if isinstance(x, Mechanism):
+        return Mechanism.__repr__(x)  # in one line, also what has a longer form by itself
     if isinstance(x, tuple) and len(x) > 4:
-        return f"({x[0]!r}, ... {len(x)} in all)"
+        return f"({_short(x[0])}, ... {len(x)} in all)"
+    if isinstance(x, tuple):
+        return f"({', '.join(map(_short, x))}{',' * (len(x) == 1)})"
     return f"{x:g}" if isinstance(x, float) else repr(x)
 
 
