@@ -39,9 +39,10 @@ class NoiseRange(Steps):
 
     Guarantee:
       ``privacy_spent`` is never below the exact epsilon of the steps run, composed, whatever they were and whatever the plan:
-      rounding and the form in which the sums are kept are in the certificate. Where the plan fits, an excess of about 1e-11 of
-      epsilon is usual outside jit: the later nine tenths of a run, if a record is expected in a batch more than a few times. It
-      is never more than the epsilon of as many steps at the least noise so far. Valid only if the choices do not depend
+      rounding and the form in which the sums are kept are in the certificate. Where the plan fits, in most of a run in which a
+      record is expected in more than a few batches, it is within about 1e-9 of that, and mostly 1e-11, outside jit. Where it
+      does not, each step's noise counts as the least so far at one of eight levels, which costs some per cent, or up to
+      half where noise spreads over a wide range and a record is in a batch or two at most. Valid only if the choices do not depend
       on the private data, past noisy gradients and losses included: those need a filter.
 
     Raises:
