@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.typing import ArrayLike
 
+from dpjax._digits import rounded
 from dpjax.mechanisms import Adjacency, Mechanism
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def epsilon_sweep(
     if mark is not None:
         ax.plot(*mark, "o", color="black", markersize=5)
         line = {"arrowstyle": "-", "color": "gray", "shrinkB": 4}
-        text = f"{x_label} {mark[0]:g}: epsilon {mark[1]:.3g}"
+        text = f"{x_label} {mark[0]:g}: epsilon {rounded(float(mark[1]), up=True, digits=4)}"
         ax.annotate(text, mark, xytext=(0.4, 0.9), textcoords="axes fraction", arrowprops=line)
     ax.set_yscale("log")
     _log_ticks(ax.yaxis)
