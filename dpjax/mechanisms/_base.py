@@ -51,6 +51,7 @@ class Mechanism:
     # only, or "never", the pair being a bound. Otherwise nothing is known from below.
     ATTAINED = "composed"
     ATTAINED_REPLACED = ""  # the same under REPLACE_ONE, where it differs
+    SHOWN_AS = ""  # the name in ``repr``, where it is another than the class's
 
     __array_ufunc__ = None  # np.array([1, 2]) * step is refused instead of becoming an object array
 
@@ -73,7 +74,7 @@ class Mechanism:
 
     def __repr__(self) -> str:
         fields = (_short(getattr(self, name)) for name in self.__dataclass_fields__)  # type: ignore[attr-defined]
-        return f"{type(self).__name__}({', '.join(fields)})"
+        return f"{self.SHOWN_AS or type(self).__name__}({', '.join(fields)})"
 
 
 def _short(x: Any) -> str:

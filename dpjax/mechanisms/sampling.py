@@ -174,16 +174,14 @@ class FixedSizeSampledZeroed(FixedSizeSampled):
         """Orders above and below 1 have different worst neighbours; other mechanisms are bounded by replacements."""
         return "single" if isinstance(self.mechanism, Gaussian) else "never"
 
-    def __repr__(self) -> str:
-        return super().__repr__().replace("Zeroed", "", 1)
+    SHOWN_AS = "FixedSizeSampled"
 
 
 @node
 class TruncatedPoissonSampledZeroed(TruncatedPoissonSampled):
     """``TruncatedPoissonSampled`` as it is asked about under REPLACE_SPECIAL, in the place of ADD and REMOVE."""
 
-    def __repr__(self) -> str:
-        return super().__repr__().replace("Zeroed", "", 1)
+    SHOWN_AS = "TruncatedPoissonSampled"
 
 
 _ZEROED: dict[type, type] = {
