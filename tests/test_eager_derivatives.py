@@ -37,8 +37,14 @@ def quotients(query, make, runs, i):
         return (ends[0] - ends[1]) / (runs[:, i] * (up - down)[:, i]), inside
 
 
-@pytest.mark.parametrize("make", [dpsgd, two_kinds])
-@pytest.mark.parametrize("asked", ASKED)
+SLOW = pytest.mark.slow  # other programs of the same kind
+
+
+@pytest.mark.parametrize(
+    ("make", "asked"),
+    [*((dpsgd, asked) for asked in ASKED), (two_kinds, "epsilon")]
+    + [pytest.param(two_kinds, asked, marks=SLOW) for asked in ("delta", "log_delta")],
+)
 def test_against_difference_quotients(make, asked):
     runs = RUNS if make is dpsgd else RUNS[[0, 2, 5]]
     if asked == "log_delta":
@@ -69,7 +75,7 @@ def test_vmapped_it_is_the_same():
         assert value == dpjax.epsilon(dpsgd(1.0, 0.02, 500), DELTA)
 
 
-@pytest.mark.parametrize("adjacency", [Adjacency.REPLACE_ONE, Adjacency.REMOVE])
+@pytest.mark.parametrize("adjacency", [pytest.param(Adjacency.REPLACE_ONE, marks=SLOW), Adjacency.REMOVE])
 def test_a_schedule(adjacency):
     noise = np.array([1.0, 1.5, 2.0])
     run = lambda s: dpjax.ComposedOver(PoissonSampled(0.1, Gaussian(s)))

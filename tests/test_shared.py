@@ -151,7 +151,7 @@ def test_a_lane_left_over_is_finished_alone(monkeypatch):
     np.testing.assert_array_equal(bounds.upper[:32], bounds.upper[32:64])
 
 
-@pytest.mark.parametrize("asked", ["epsilon", "delta"])
+@pytest.mark.parametrize("asked", [pytest.param("epsilon", marks=pytest.mark.slow), "delta"])
 def test_derivatives_agree_with_those_of_lanes_alone(shared, monkeypatch, asked):
     sigma, q = np.repeat([0.8, 2.0], 256), np.repeat([0.02, 0.01], 256)
     k = np.tile(np.round(np.geomspace(100, 3000, 16)), 32)

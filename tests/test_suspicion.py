@@ -110,7 +110,7 @@ LEFT_ALONE = {
     "no noise": lambda: dpjax.dpsgd(0.0, 0.01, 10),
     "a plain query": lambda: dpjax.epsilon(dpjax.Gaussian(1.0), 0.1),
     "whole steps as a float": lambda: dpjax.dpsgd(1.0, 0.01, 1e3) + dpjax.Gaussian(1.0) * np.float32(3),
-    "traced steps": lambda: jax.grad(lambda n: dpjax.epsilon(dpjax.dpsgd(1.0, 0.01, n), 1e-5))(10.5),
+    "traced steps": lambda: jax.eval_shape(lambda n: dpjax.epsilon(dpjax.dpsgd(1.0, 0.01, n), 1e-5), 10.5),
     "a traced mechanism": lambda: jax.jit(lambda s: (dpjax.Gaussian(s) * 2.5).mechanism.noise_multiplier)(1.0),
     "a search for steps": lambda: dpjax.calibrate(lambda n: dpjax.dpsgd(1.0, 0.01, n), epsilon=2.0, delta=1e-5),
     "much noise for large batches": lambda: [
@@ -121,9 +121,11 @@ LEFT_ALONE = {
     "no delta, asked plainly": lambda: dpjax.epsilon(dpjax.Gaussian(1.0), 0.0),
     "a batch": lambda: dpjax.dpsgd([0.1, 1.0], 0.01, 10),
     "deltas of a batch": lambda: dpjax.epsilon(dpjax.dpsgd_from_training(*TRAINING, 1.1), np.array([0.1, 0.2])),
-    "traced noise": lambda: jax.jit(lambda s: dpjax.epsilon(dpjax.dpsgd(s, 1.0, 10), 1e-5))(0.1),
-    "a traced delta": lambda: jax.jit(lambda d: dpjax.epsilon(dpjax.dpsgd_from_training(*TRAINING, 1.1), d))(0.1),
-    "vmap": lambda: jax.vmap(lambda s: dpjax.delta(dpjax.dpsgd(s, 1.0, 10), 1.0))(np.array([0.1, 1.0])),
+    "traced noise": lambda: jax.eval_shape(lambda s: dpjax.epsilon(dpjax.dpsgd(s, 1.0, 10), 1e-5), 0.1),
+    "a traced delta": lambda: jax.eval_shape(
+        lambda d: dpjax.epsilon(dpjax.dpsgd_from_training(*TRAINING, 1.1), d), 0.1
+    ),
+    "vmap": lambda: jax.vmap(lambda s: dpjax.delta(dpjax.Gaussian(s), 1.0))(np.array([0.1, 1.0])),
     "a search": lambda: dpjax.calibrate(lambda s: dpjax.dpsgd(s, 1.0, 1), epsilon=40.0, delta=1e-5),
     "a search about a run": lambda: dpjax.noise_for_training(60_000, 60_000, 1, epsilon=40.0, delta=1e-5),
     "a sweep": lambda: dpjax.sweep(
